@@ -269,7 +269,7 @@ def train_command(
 
 
 ExplainTarget = Annotated[
-    str,
+    str | None,
     typer.Argument(
         help="A script (train.py), digits, mnist, cnn10, wide_resnet, inception_v3, conv2d, or "
         "your own workload, MODULE:FUNCTION; then :KEY=N,..."
@@ -298,11 +298,15 @@ ExplainRemeasureFlag = Annotated[
 ]
 EXPLAIN_CONTEXT_SETTINGS = {"ignore_unknown_options": True}
 """An option that nfold does not have is the script's."""
+ExplainDetailsFlag = Annotated[bool, typer.Option("--details", help="Print every table.")]
+ExplainShowFlag = Annotated[
+    bool, typer.Option("--show", help="Print the last explanation again; measure nothing.")
+]
 ExplainNoReportFlag = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 
 def explain_command(
-    target: ExplainTarget,
+    target: ExplainTarget = None,
     arguments: ExplainArguments = None,
     module: ExplainModuleFlag = False,
     devices: Devices = None,
@@ -335,6 +339,8 @@ def explain_command(
     hang_timeout: HangTimeout = 60.0,
     as_json: AsJson = False,
     plain: Plain = False,
+    details: ExplainDetailsFlag = False,
+    show: ExplainShowFlag = False,
     no_report: ExplainNoReportFlag = False,
 ) -> None:
     """Explain where the rest of N-fold went: what costs most, what to change, what to expect.

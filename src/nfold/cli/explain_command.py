@@ -1,4 +1,4 @@
-"""What ``nfold explain`` does once its options are read."""
+"""Run ``nfold explain``: choose the target, measure, store the explanation, print it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import dropwhile
+from pathlib import Path
 from typing import Any, Protocol
 
 from nfold import workloads
 from nfold.bench.grid import parse_axes
 from nfold.cli import render
+from nfold.cli.explain_screen import print_explanation
 from nfold.cli.options import PlanOptions
 from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
 from nfold.cli.progress import ExplainProgress
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
-from nfold.core.errors import RunFailure, UnknownValue, UsageError
+from nfold.core.errors import ExtraMissing, RunFailure, UnknownValue, UsageError
 from nfold.core.fingerprint import module_file
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
@@ -35,11 +37,22 @@ from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
 from nfold.explain.experiment import Experiment, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget
+from nfold.explain.result.view import ExplanationView, build_view
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, WarmAgent
 from nfold.launch.workload_run import MEASUREMENTS_FOLDER, run
+from nfold.report.stored_explanation import (
+    MARKDOWN_FILE,
+    PAGE_FILE,
+    StoredExplanation,
+    explanation_folder,
+    find_latest,
+    read_values,
+    write_values,
+)
+from nfold.report.writer import write_explanation_report
 from nfold.sandbox import clean_up_stale
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -50,24 +63,31 @@ SECONDS_PER_UNIT = {"s": 1, "": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(PlanOptions):
-    """The options of ``nfold explain`` as they were given, by the names of its parameters."""
+    """The options of ``nfold explain`` as text, by parameter name."""
 
-    target: str
+    target: str | None
     arguments: tuple[str, ...]
     module: bool
     scaling: str | None
     budget: str
     no_report: bool
+    details: bool
+    show: bool
 
 
 STOPPED_MESSAGE = (
-    "nfold: stopped before all devices and one of them were measured: nothing can be told yet; "
-    "next: the same command, which goes on from here"
+    "nfold: stopped before one device and all devices were measured, so there is no result yet; "
+    "next: the same command, which continues from here"
 )
 
 
 def run_explain(request: ExplainOptions) -> int:
-    """Measure, print, report; the exit code. Raises RunFailure where nothing can be said."""
+    """Measure, print, write the report; return the exit code.
+
+    Raises RunFailure if one device or all devices cannot be measured.
+    """
+    if request.show:
+        return show_stored(request)
     if workload_run.in_external_job():
         raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
     budget_s = parse_seconds(request.budget)
@@ -76,48 +96,82 @@ def run_explain(request: ExplainOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent()) as spare,
+        closing(WarmAgent()) as warm_agent,
     ):
-        options = request.run_options(stop=stop, warm_agent=spare)
-        target = _target(request, subject.workload, machine, store, options)
-        with open_screen(sys.stderr, plain=request.plain) as shown:
+        options = request.run_options(stop=stop, warm_agent=warm_agent)
+        runner = _runner(request, subject.workload, machine, store, options)
+        with open_screen(sys.stderr, plain=request.plain) as screen:
             for line in undo_interrupted_runs(request):
-                shown.print_line(terminal_safe(line))
-            experiment = Experiment(target, TimeBudget(budget_s), ExplainProgress(shown), stop)
-            measured = _run(experiment, subject)
-        if measured is not None:
-            _show(request, build_budget(target.target_name, measured, experiment.results))
+                screen.print_line(terminal_safe(line))
+            progress = ExplainProgress(screen, runner.target_name)
+            experiment = Experiment(runner, TimeBudget(budget_s), progress, stop)
+            design = _run(experiment, subject)
+        if design is None:
+            sys.stderr.write(f"{STOPPED_MESSAGE}\n")
         else:
-            sys.stderr.write(terminal_safe(f"{STOPPED_MESSAGE}\n"))
+            budget = build_budget(runner.target_name, design, experiment.results)
+            folder = explanation_folder(request.results, subject.workload)
+            explanation = StoredExplanation.now(
+                subject.workload, budget, budget_s, read_values(folder)
+            )
+            _show(request, explanation, folder)
     return 128 + stop.signum if stop.signum is not None else 0
 
 
+def show_stored(request: ExplainOptions) -> int:
+    """Print a stored explanation again, the newest one without a target. Measures nothing."""
+    found = read_values(_folder_of_target(request)) if request.target else None
+    if request.target is None:
+        found = find_latest(request.results)
+    if found is None:
+        of = f" of {request.target}" if request.target else ""
+        raise UsageError(
+            f"--show: no explanation{of} is stored in {request.results}; next: nfold explain "
+            f"{request.target or 'train.py'}"
+        )
+    _show(request, found, explanation_folder(request.results, found.workload), write=False)
+    return 0
+
+
+def _folder_of_target(request: ExplainOptions) -> Path:
+    target = str(request.target)
+    if request.module:
+        workload = Workload(name=target, script=(MODULE_FLAG, target))
+    elif is_script(target):
+        workload = Workload(name=target, script=(target,))
+    else:
+        workload = Workload.parse(target)
+    return explanation_folder(request.results, workload)
+
+
 class ExplainSubject(Protocol):
-    """What is explained: it knows its ladder, if need be after a first look."""
+    """What is explained: a workload, or a script that a probe run inspects first."""
 
     @property
-    def workload(self) -> Workload:
-        """As runs know it."""
+    def workload(self) -> Workload: ...
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
-        """The complete plan on N devices; raises RunFailure and UsageError."""
+        """Return the design on N devices. Raises RunFailure and UsageError."""
 
 
 @dataclass(frozen=True)
 class WorkloadSubject:
-    """A workload, whose plan needs no look at it."""
+    """A workload, whose design needs no probe run."""
 
     workload: Workload
     planned_design: ExperimentDesign
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
-        """As it was asked for."""
         del experiment
         return self.planned_design
 
 
 def _subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
     target, arguments = request.target, request.arguments
+    if target is None:
+        raise UsageError(
+            "no script and no workload; next: nfold explain train.py, or nfold explain --show"
+        )
     check_script_target(target, arguments, module=request.module)
     if request.module or is_script(target):
         module = request.module
@@ -126,14 +180,14 @@ def _subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
         )
     if arguments:
         raise UsageError(
-            f"{' '.join(arguments)}: no option of nfold explain, and {target} has no arguments as "
-            "a script has; next: nfold explain --help"
+            f"{' '.join(arguments)}: not an option of nfold explain, and a workload such as "
+            f"{target} takes no arguments; next: nfold explain --help"
         )
     workload = _workload(target)
-    ladder = design_of(request, workload, machine)
-    if not get_framework(ladder.plan.framework).runs_in_parent:
-        prepare_data(workload, ladder.plan, request.data)
-    return WorkloadSubject(workload, ladder)
+    design = design_of(request, workload, machine)
+    if not get_framework(design.plan.framework).runs_in_parent:
+        prepare_data(workload, design.plan, request.data)
+    return WorkloadSubject(workload, design)
 
 
 def _run(experiment: Experiment, subject: ExplainSubject) -> ExperimentDesign | None:
@@ -146,7 +200,7 @@ def _run(experiment: Experiment, subject: ExplainSubject) -> ExperimentDesign | 
 
 
 def parse_seconds(text: str) -> float:
-    """``90s``, ``3m`` or ``90`` as seconds; UsageError for anything else."""
+    """Return ``90s``, ``3m`` or ``90`` in seconds. Raises UsageError for anything else."""
     found = TIME_PATTERN.fullmatch(text.strip())
     if found is None or float(found[1]) == 0:
         raise UsageError(f"--budget {text!r}: allowed are times above 0 such as 90s, 3m, 1h")
@@ -160,7 +214,7 @@ def _workload(text: str) -> Workload:
 
 
 def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> ExperimentDesign:
-    """The complete plan on N devices, and how it scales; UsageError where it cannot be."""
+    """Return the design of a workload on N devices. Raises UsageError if its plan is refused."""
     axes = parse_axes(
         str(workload),
         request.axis_fields,
@@ -168,40 +222,40 @@ def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> 
         scaling=request.scaling or "strong",
     )
     changes = request.plan_changes(axes, "explain")
-    # The length is set by the experiment; any will do until then.
-    asked = Plan().edit(**changes).edit(steps=1)
-    plan = build_plan_completer(machine, request.data)(workload, asked)
+    # The experiment sets the number of steps.
+    partial = Plan().edit(**changes).edit(steps=1)
+    plan = build_plan_completer(machine, request.data)(workload, partial)
     check_devices(request, plan)
     operation = workloads.is_operation(workload)
     if operation and plan.framework != "torch":
         raise UsageError(
-            f"{workload.name} on {plan.framework}: its copies cannot be left out there; next: "
-            f"--framework torch, or nfold bench {workload.name}, which shows what each part takes"
+            f"{workload.name} on {plan.framework}: its copies cannot be replaced there; next: "
+            f"--framework torch, or nfold bench {workload.name}, which times every part"
         )
     ahead = prefetched_batches(plan.workers or 0, PREFETCH_BATCHES)
     batch = (plan.batch or 1) * ((plan.devices or 1) if axes.scaling == "weak" else 1)
-    ladder = ExperimentDesign(
+    design = ExperimentDesign(
         plan=plan.edit(warmup_steps=WARMUP_STEPS + ahead, batch=batch),
         scaling=axes.scaling if plan.devices != 1 else "weak",
         is_operation=operation,
     )
-    reason = get_framework(plan.framework).unsupported_reason(workload, ladder.plan, machine)
+    reason = get_framework(plan.framework).unsupported_reason(workload, design.plan, machine)
     if reason is not None:
         raise UsageError(reason)
-    return ladder
+    return design
 
 
-def _target(
+def _runner(
     request: ExplainOptions, workload: Workload, machine: Machine, store: Store, options: RunOptions
 ) -> WorkloadRunner:
-    def refusal(asked: Workload, plan: Plan, ablation: Variant) -> str | None:
+    def refusal(workload: Workload, plan: Plan, variant: Variant) -> str | None:
         chosen = get_framework(plan.framework)
-        return chosen.unsupported_reason(asked, plan, machine) or chosen.refusal_reason(
-            ablation, asked, plan
+        return chosen.unsupported_reason(workload, plan, machine) or chosen.refusal_reason(
+            variant, workload, plan
         )
 
-    def switches(asked: Workload, plan: Plan) -> tuple[str, ...]:
-        return get_framework(plan.framework).switchable_fields(asked, plan)
+    def switches(workload: Workload, plan: Plan) -> tuple[str, ...]:
+        return get_framework(plan.framework).switchable_fields(workload, plan)
 
     return WorkloadRunner(
         workload=workload,
@@ -216,55 +270,70 @@ def _target(
     )
 
 
-def _show(request: ExplainOptions, found: Budget) -> None:
+def _show(
+    request: ExplainOptions, explanation: StoredExplanation, folder: Path, *, write: bool = True
+) -> None:
+    """Print the explanation; with ``write``, keep it and write its report first."""
+    budget = explanation.budget
+    view = build_view(budget, explanation.previous, explanation.budget_s)
+    if write and not request.no_report:
+        write_values(folder, explanation)
+        _write_report(view, budget, folder)
+    pages = [folder / PAGE_FILE, folder / MARKDOWN_FILE]
+    page = next((display_path(path.absolute()) for path in pages if path.exists()), "")
     if request.as_json:
-        render.print_json(found.to_json())
+        render.print_json(budget.to_json())
     else:
-        render.print_explanation(found, plain=request.plain)
-    if not request.no_report:
-        render.save_explanation(found, request.results, quiet=request.as_json)
+        print_explanation(view, budget, details=request.details, plain=request.plain, page=page)
+
+
+def _write_report(view: ExplanationView, budget: Budget, folder: Path) -> None:
+    page, text = folder / PAGE_FILE, folder / MARKDOWN_FILE
+    try:
+        write_explanation_report(view, budget, html=page, markdown=text)
+    except ExtraMissing as error:
+        write_explanation_report(view, budget, markdown=text)
+        sys.stderr.write(terminal_safe(f"no HTML report: {error}") + "\n")
 
 
 SCRIPT_OPTIONS = (
     "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
     "--hang-timeout, --json, --plain, --no-report"
 )
-"""The options that a script leaves to nfold."""
 LAUNCHER_COMMAND = re.compile(
     r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
 )
-"""Commands that people start their scripts with."""
 SHELL_SCRIPT_HINT = (
     "a shell script; allowed is the Python script that it starts; next: nfold explain train.py "
-    "--devices N, what is the script's own behind --"
+    "--devices N -- ARGUMENTS"
 )
-NOTEBOOK_HINT = (
-    "a notebook; allowed is a Python script; next: jupyter nbconvert --to script, and explain that"
-)
+NOTEBOOK_HINT = "a notebook; allowed is a Python script; next: jupyter nbconvert --to script"
 UNSUPPORTED_SUFFIXES = dict.fromkeys((".sh", ".bash", ".sbatch", ".slurm"), SHELL_SCRIPT_HINT) | {
     ".ipynb": NOTEBOOK_HINT
 }
-"""What else people train with, by how its name ends."""
 DOTTED_NAME = re.compile(r"\w+(?:\.\w+)+")
 SCRIPT_SCALINGS: tuple[Scaling, ...] = ("weak", "strong")
 
 
 def is_script(target: str) -> bool:
-    """Whether a target is the path of a script, there or not, and no workload's name."""
+    """Return whether a target is the path of a script, which may not exist."""
     return target.endswith(".py") or os.sep in target or os.path.isfile(target)
 
 
 def check_script_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
-    """UsageError for a command that starts a script, and for a module without its ``-m``."""
+    """Refuse launchers such as torchrun, modules without ``-m``, and scripts without ``.py``."""
     if LAUNCHER_COMMAND.fullmatch(os.path.basename(target)):
-        given = dropwhile(lambda one: not (module or is_script(one)), arguments)
-        script, *own = [*given] or ["train.py"]
+        command_line = dropwhile(lambda one: not (module or is_script(one)), arguments)
+        script, *own = [*command_line] or ["train.py"]
         named = [MODULE_FLAG, script] if module else [script]
         command = [*named, "--devices", "N", *(["--"] if own else ())]
         raise UsageError(
-            f"{target} starts a script, which nfold explain does itself, a process a device; "
+            f"{target} is a launcher; nfold explain starts one process per device itself; "
             f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
         )
+    if not (module or is_script(target)) and os.path.isfile(f"{target}.py"):
+        script = shlex.join([f"{target}.py", *arguments])
+        raise UsageError(f"{target}: a script ends with .py; next: nfold explain {script}")
     dotted = not module and DOTTED_NAME.fullmatch(target)
     if dotted and module_file(target, os.getcwd()) is not None:
         raise UsageError(
@@ -275,7 +344,7 @@ def check_script_target(target: str, arguments: Sequence[str], *, module: bool) 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptSubject:
-    """A script with its arguments, on the devices of ``place``."""
+    """A script with its arguments, on the devices of ``placement``."""
 
     workload: Workload
     placement: Plan
@@ -284,7 +353,7 @@ class ScriptSubject:
     flags: PlanOptions
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
-        """Run it once, for a first look."""
+        """Run the script once, as a probe."""
         return probe_script(experiment, self.placement, self.scaling, self.machine, self._profiles)
 
     def _profiles(self, measurement: Measurement) -> tuple[ScriptProfile, ...]:
@@ -301,23 +370,23 @@ def build_script_subject(
     *,
     module: bool = False,
 ) -> ScriptSubject:
-    """What was asked for, a path or a module's name; UsageError where it cannot be."""
+    """Return the subject of a path or a module name. Raises UsageError if it cannot run."""
     workload = _module(target, arguments) if module else _script(target, arguments)
     _check_flags(flags, f"{MODULE_FLAG} {target}" if module else target)
-    known = next((one for one in SCRIPT_SCALINGS if one == scaling), None)
-    if scaling is not None and known is None:
+    chosen = next((one for one in SCRIPT_SCALINGS if one == scaling), None)
+    if scaling is not None and chosen is None:
         raise UnknownValue("scaling", scaling, SCRIPT_SCALINGS)
     return ScriptSubject(
         workload=workload,
         placement=_place(flags, machine),
-        scaling=known,
+        scaling=chosen,
         machine=machine,
         flags=flags,
     )
 
 
 def undo_interrupted_runs(flags: PlanOptions) -> list[str]:
-    """What runs that were killed with their nfold had written, undone; a line for each."""
+    """Undo files that killed runs wrote; return a line about each."""
     found = [
         touched for touched in clean_up_stale(flags.results / MEASUREMENTS_FOLDER) if touched.files
     ]
@@ -337,8 +406,8 @@ def _script(target: str, arguments: Sequence[str]) -> Workload:
 def _module(target: str, arguments: Sequence[str]) -> Workload:
     if is_script(target):
         raise UsageError(
-            f"{MODULE_FLAG} {target}: that is a file; allowed is a module's name, as python -m has it; "
-            f"next: nfold explain {target}; what is the script's own goes behind --"
+            f"{MODULE_FLAG} {target}: a file; allowed is the name of a module, as for python -m; "
+            f"next: nfold explain {target}"
         )
     workload = Workload.from_module(target, *arguments)
     file = module_file(target, os.getcwd())
@@ -365,24 +434,28 @@ def _check_python(file: str, target: str) -> None:
 
 def _check_flags(flags: PlanOptions, target: str) -> None:
     fields = {name: f" {value}" for name, value in flags.axis_fields.items() if value is not None}
-    said = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
-    said.pop("devices", None)
-    if not said:
+    refused = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
+    refused.pop("devices", None)
+    if not refused:
         return
-    options = {f"--{name.replace('_', '-')}": value for name, value in said.items()}
+    options = {f"--{name.replace('_', '-')}": value for name, value in refused.items()}
     names = ", ".join(options)
     own = " ".join(f"{name}{value}" for name, value in options.items())
     raise UsageError(
-        f"{names} with a script: {target} decides that itself; allowed are {SCRIPT_OPTIONS}; next: what is "
-        f"the script's own goes behind --, as in nfold explain {target} -- {own}"
+        f"{names}: {target} decides that itself; allowed with a script are {SCRIPT_OPTIONS}; next: "
+        f"nfold explain {target} -- {own}, if these are options of the script"
     )
 
 
 def _place(flags: PlanOptions, machine: Machine) -> Plan:
     axes = parse_axes("script", flags.axis_fields, common=Plan(device=flags.device))
     changes: dict[str, Any] = flags.plan_changes(axes, "explain")
-    asked = Plan().edit(**changes).edit(steps=1)
-    plan = asked.resolve(machine, WorkloadDefaults(batch=1, epochs=None))
+    plan = (
+        Plan()
+        .edit(**changes)
+        .edit(steps=1)
+        .resolve(machine, WorkloadDefaults(batch=1, epochs=None))
+    )
     check_devices(flags, plan)
     return Plan(
         device=plan.device, devices=plan.devices, cores_per_device=plan.cores_per_device, steps=1
@@ -390,9 +463,9 @@ def _place(flags: PlanOptions, machine: Machine) -> Plan:
 
 
 def check_devices(flags: PlanOptions, plan: Plan) -> None:
-    """UsageError where nobody said how many and the machine does not either: CPUs are no GPUs."""
+    """Refuse CPU devices without a number: it cannot be read from the machine as that of GPUs."""
     if plan.device != "cuda" and flags.axis_fields.get("devices") is None:
         raise UsageError(
-            "no --devices, and no GPU here whose number it would be: allowed are cpu:1, cpu:2, "
-            "...; next: --devices cpu:2"
+            "no GPU found, and --devices is not given; allowed are cpu:1, cpu:2, ...; next: "
+            "--devices cpu:2"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from nfold.bench.sweep import CellRun, SweepEvents
 from nfold.cli.terminal import PlainScreen
 from nfold.core.format import terminal_safe
 from nfold.core.measurement import Epoch, Measurement, RankSamples
-from nfold.core.plan import Plan
-from nfold.explain.design import Trial
+from nfold.explain.advice.trial_names import name_trial
+from nfold.explain.attribution import build_budget
+from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import ExperimentEvents
-from nfold.explain.metrics import compute_metrics, equalize_epoch_gaps
-from nfold.explain.periodic import find_periodic_work, without_affected_steps
-from nfold.explain.result.budget import MIN_STEP_FRACTION
+from nfold.explain.result.view import build_view
+from nfold.explain.trials import TrialResults
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunProgress
 
@@ -291,90 +290,79 @@ class StepProgress:
                 self._screen.print_line(format_steps(left))
 
 
-DESCRIBED_FIELDS = ("devices", "batch", "strategy", "steps", "epochs", "warmup_steps")
-"""Fields of a plan that a rung's words tell, or that say nothing about what is compared."""
-STORED_RESULTS_NOTE = (
-    "nfold: what was measured before is not measured again; next: --again, to do so"
-)
+STORED_RESULTS_NOTE = "nfold: stored measurements are used again; next: --again, to repeat them"
+PRELIMINARY_RESAMPLES = 60
+"""Bootstrap resamples of a preliminary result: intervals are rough, and it takes a moment."""
+PRELIMINARY_TIME_FRACTION = 0.03
+"""Of the time budget: preliminary results are skipped while they would take more."""
 
 
 class ExplainProgress(ExperimentEvents):
-    """One line a finished run, and a live one with the time that is left."""
+    """What is known so far, what is measured now, and the time left.
 
-    def __init__(self, shown: PlainScreen) -> None:
-        self._shown = shown
-        self._runs = 0
-        self._running = self._printed_stored_note = False
-        self._usual: Plan | None = None
+    A terminal shows it live. Elsewhere a line is printed when the conclusion changes.
+    """
 
-    def started(self, rungs: Sequence[Trial], number: int, remaining_s: float) -> None:
+    def __init__(self, screen: PlainScreen, target: str) -> None:
+        self._screen, self._target = screen, target
+        self._design: ExperimentDesign | None = None
+        self._results = TrialResults()
+        self._known = f"{target}: inspecting the script"
+        self._not_before = 0.0
+        self._running = self._reuse_printed = False
+
+    def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
+        self._design, self._results = design, results
+        self._known = "no result yet: one device and all devices are measured first"
+
+    def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         self._running = True
-        more = f" and {len(rungs) - 1} more in turns" if len(rungs) > 1 else ""
-        self._shown.show_live(
-            terminal_safe(
-                f"{format_short_duration(remaining_s)} left · {self._words(rungs[0])}{more} · round {number + 1}"
-            )
+        more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
+        now = (
+            "inspecting"
+            if trials[0].plan.batch is None
+            else f"measuring {self._name(trials[0])}{more}"
+        )
+        self._screen.show_live(
+            terminal_safe(f"So far: {self._known}"),
+            terminal_safe(f"{format_short_duration(remaining_s)} left · {now}"),
         )
 
     def finished(
-        self, rungs: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
+        self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
     ) -> None:
-        self._runs += 1
-        took = format_short_duration(found[0].wall_seconds) if self._running else _when(found[0])
-        took = f"({took}, {format_short_duration(remaining_s)} left)"
-        if not (self._running or self._printed_stored_note):
-            self._printed_stored_note = True
-            self._shown.print_line(STORED_RESULTS_NOTE)
+        if not (self._running or self._reuse_printed):
+            self._reuse_printed = True
+            self._screen.print_line(STORED_RESULTS_NOTE)
         self._running = False
-        lines = [
-            f"{self._words(rung)} · round {number + 1}: {_outcome(rung, one)}"
-            for rung, one in zip(rungs, found, strict=True)
-        ]
-        for place, line in enumerate(_measured_or_first_failure(lines, found)):
-            mark = " " * len(f"[{self._runs}]") if place else f"[{self._runs}]"
-            self._shown.print_line(terminal_safe(f"{mark} {line}{'' if place else f' {took}'}"))
+        for failed in [one for one in found if one.status not in ("ok", "interrupted")][:1]:
+            text = failed.cause.text if failed.cause else "no error message"
+            self._screen.print_line(
+                terminal_safe(f"{self._name(trials[0])}: {failed.status}: {text}")
+            )
 
-    def _words(self, trial: Trial) -> str:
-        if trial.plan.batch is None:
-            return str(trial)
-        self._usual = self._usual or trial.plan
-        own, usual = trial.plan.to_dict(), self._usual.to_dict()
-        changed = {name: value for name, value in own.items() if value != usual.get(name)}
-        return ", ".join(
-            [str(trial), *(f"{k} {v}" for k, v in changed.items() if k not in DESCRIBED_FIELDS)]
-        )
+    def updated(self, remaining_s: float) -> None:
+        """Show the preliminary conclusion after new results."""
+        started = time.monotonic()
+        if started < self._not_before:
+            return
+        known = self._preliminary()
+        ended = time.monotonic()
+        self._not_before = ended + (ended - started) / PRELIMINARY_TIME_FRACTION
+        if known and known != self._known:
+            self._known = known
+            line = terminal_safe(f"{format_short_duration(remaining_s)} left · so far: {known}")
+            self._screen.show_live(line)
+            self._screen.print_progress(line)
 
+    def _name(self, trial: Trial) -> str:
+        return name_trial(trial, self._design.plan if self._design else None)
 
-def _when(measurement: Measurement) -> str:
-    if not measurement.started_at:
-        return "measured before"
-    then = datetime.datetime.fromisoformat(measurement.started_at).astimezone()
-    return f"measured {then:%Y-%m-%d %H:%M}"
-
-
-def _measured_or_first_failure(lines: Sequence[str], found: Sequence[Measurement]) -> list[str]:
-    pairs = list(zip(lines, found, strict=True))
-    ended = [line for line, one in pairs if one.status != "ok"]
-    return [line for line, one in pairs if one.status == "ok"] + ended[:1]
-
-
-def _outcome(trial: Trial, measurement: Measurement) -> str:
-    alike = equalize_epoch_gaps(measurement)
-    recurs = find_periodic_work({trial: alike}).get(trial)
-    found = compute_metrics(
-        without_affected_steps(alike, recurs), ranks_synchronize=trial.ranks_synchronize
-    )
-    if measurement.status != "ok":
-        return f"{measurement.status}: {measurement.cause.text if measurement.cause else ''}"
-    if "step" not in found:
-        return "had no turn before the script ended"
-    more = {
-        "between epochs": found.get("gap", 0.0),
-        "after some only": recurs.ms_per_step if recurs else 0,
-    }
-    told = [
-        f" and {ms:.2f} {when}"
-        for when, ms in more.items()
-        if ms > MIN_STEP_FRACTION * found["step"]
-    ]
-    return f"{found['step']:.2f} ms a step" + "".join(told)
+    def _preliminary(self) -> str:
+        design = self._design
+        if design is None or not self._results.has([design.actual(), design.baseline]):
+            return ""
+        budget = build_budget(self._target, design, self._results, resamples=PRELIMINARY_RESAMPLES)
+        view = build_view(budget)
+        gain = f" {view.change.code}: {view.gain}." if view.change and view.gain else ""
+        return f"{view.headline}{gain}"

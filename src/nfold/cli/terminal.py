@@ -46,6 +46,10 @@ class PlainScreen:
         self._stream.write(line + "\n")
         self._stream.flush()
 
+    def print_progress(self, line: str) -> None:
+        """A line of progress: kept where nothing is live."""
+        self.print_line(line)
+
     def show_live(self, *lines: str) -> None:
         """The live lines, in place of those before."""
 
@@ -77,6 +81,9 @@ class LiveScreen(PlainScreen):
         from rich.text import Text
 
         self._console.print(Text(line))
+
+    def print_progress(self, line: str) -> None:
+        """The live lines show it."""
 
     def show_live(self, *lines: str) -> None:
         from rich.text import Text

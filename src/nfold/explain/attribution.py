@@ -34,6 +34,7 @@ from nfold.explain.result.budget import (
     Speed,
     exceeds_noise,
 )
+from nfold.explain.step_account import StepAccountBuilder
 from nfold.explain.trials import TrialResults
 
 EPOCH_BOUNDARY = EpochBoundaryCause()
@@ -109,6 +110,11 @@ class Attribution:
         return self.fit.interval(
             lambda v: samples / remaining_ms(self.achieved_ms(v), gained_ms(v))
         )
+
+    def saved_ms(self, trial: Trial, view: MetricView) -> float:
+        """What a step of another trial on N devices is shorter, time between epochs included."""
+        gained = view.step(self.design.actual()) - view.step(trial)
+        return gained + EPOCH_BOUNDARY.saved_ms(self.design, view, trial)
 
     def loss(self, cause: Cause) -> Statistic:
         """Its cost; ranks that were fed what they should repeat nothing."""
@@ -325,8 +331,7 @@ class FindingBuilder:
         return (flag, known[flag]) if sure else None
 
     def _gained_ms(self, trial: Trial, view: MetricView) -> float:
-        gained = view.step(self.design.actual()) - view.step(trial)
-        return gained + EPOCH_BOUNDARY.saved_ms(self.design, view, trial)
+        return self.attribution.saved_ms(trial, view)
 
     def _one_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
         lost = functools.partial(cause.one_device_ms, self.design)
@@ -465,6 +470,8 @@ def build_budget(
     made = FindingBuilder(account)
     rows, single = made.multi_device_findings(), made.one_device_findings()
     speedup = account.fit.interval(account.speedup)
+    step = StepAccountBuilder(account, [*rows, *single])
+    step_account = step.build()
     return Budget(
         target=target,
         plan=design.plan,
@@ -496,6 +503,13 @@ def build_budget(
         else find_break_even_batch(design, results, account.fit, speedup),
         parallelism=headline.describe_parallelism(design.profile) if design.profile else "",
         headline=_headline(target, design),
+        account=step_account,
+        changes=step.changes(step_account),
+        trials=step.trials(),
+        uses_one_device=design.single_device_script,
+        not_applicable=tuple(
+            cause.id for cause in applicable_causes(design) if cause.skipped_reason(design)
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
 from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
@@ -57,8 +59,14 @@ MAX_PROBE_S = 300.0
 class ExperimentEvents:
     """What an experiment tells while it goes on. This base listens to nothing."""
 
+    def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
+        """The design is complete; ``results`` will hold its trials."""
+
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         """A run of these begins; ``number`` is its round."""
+
+    def updated(self, remaining_s: float) -> None:
+        """The results of a measured trial were added."""
 
     def finished(
         self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
@@ -107,6 +115,7 @@ class Experiment:
         if design.profile is not None:
             self.runner = self.runner.with_profile(design.profile)
         design = self._with_run_length(design)
+        self.events.planned(design, self.results)
         self._finds_unused_parameters = (
             design.profile is not None and design.profile.find_unused_parameters
         )
@@ -232,6 +241,7 @@ class Experiment:
                     asked = asked if self._is_affordable(design, asked) else [rung]
                     self.events.started(asked, 0, self.time_budget.remaining_s)
                     self._record(asked, 0, self._run(asked, 0))
+                    self.events.updated(self.time_budget.remaining_s)
 
     def _is_affordable(self, design: ExperimentDesign, asked: Sequence[Trial]) -> bool:
         short = self._step_s <= LONG_STEP_S
@@ -256,6 +266,7 @@ class Experiment:
             self.events.started(asked, number, self.time_budget.remaining_s)
             limit_s = self.time_budget.remaining_s + seconds
             self._record(asked, number, self._run(asked, number, limit_s))
+            self.events.updated(self.time_budget.remaining_s)
         return any(number in self.results.runs.get(rung, {}) for rung in group)
 
     def _needs_run(self, trial: Trial, number: int) -> bool:
@@ -311,6 +322,10 @@ class Experiment:
         return [*asked, *(rung for rung in trials if self.runner.shared_trial(rung) in shared)]
 
 
+OWN_ERRORS = re.compile(
+    r"\b(AttributeError|FileNotFoundError|ImportError|IndentationError|IndexError|KeyError"
+    r"|ModuleNotFoundError|NameError|SyntaxError|TypeError|ZeroDivisionError)\b"
+)
 PROBE_STEPS = 40
 """Steps of a first look: by its end, what a few workers made ahead is used up."""
 MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
@@ -339,7 +354,7 @@ def probe_script(
     first, seen = _run_probe(experiment, ranks, read_profiles, *((single,) if several else ()))
     if not several:
         if first.status != "ok":
-            raise RunFailure(_failure_message(experiment.runner.target_name, first))
+            raise RunFailure(_failure_message(experiment.runner, first))
         return _design_from_probe(first, scaling or "weak", seen[0], machine)
     if first.status == "ok" and any(one.process_group for one in seen):
         if seen[0].parallel in MODEL_PARALLEL_NAMES:
@@ -350,10 +365,12 @@ def probe_script(
             )
         own = dataclasses.replace(seen[0], slices_batches=_slices_batches(first, seen[0]))
         return _design_from_probe(first, scaling or "weak", own, machine)
+    if _fails_in_any_process(first):
+        raise RunFailure(_failure_message(experiment.runner, first))
     second, seen = _run_probe(experiment, single, read_profiles)
     failed = next((m for m in (first, second) if m.status != "ok"), None)
     if second.status != "ok" and failed is not None:
-        raise RunFailure(_failure_message(experiment.runner.target_name, failed))
+        raise RunFailure(_failure_message(experiment.runner, failed))
     made = _design_from_probe(second, scaling or _natural_scaling(seen[0]), seen[0], machine)
     why = "" if first.status == "ok" else failure_text(first)
     return dataclasses.replace(
@@ -394,12 +411,21 @@ def _run_probe(
     return found, seen
 
 
-def _failure_message(name: str, failed: Measurement) -> str:
+def _failure_message(runner: TrialRunner, failed: Measurement) -> str:
+    name, text = runner.target_name, failure_text(failed)
     rank = (failed.cause.rank if failed.cause else None) or 0
-    log = f" (what it printed: {failed.folder}/rank-{rank}.log in the results folder)"
-    printed = log if failed.folder else ""
-    cause = f"{failure_text(failed)}{_probe_hint(failed)}"
-    return f"{name} {failed.status}: {cause}{printed}; nothing can be explained"
+    log = display_path((runner.results_folder / str(failed.folder) / f"rank-{rank}.log").absolute())
+    printed = f"; its output: {log}" if failed.folder else ""
+    what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
+    return f"{what}{_probe_hint(failed)}{printed}"
+
+
+def _fails_in_any_process(failed: Measurement) -> bool:
+    """Whether another way to start the script cannot help: it has an error of its own."""
+    text = failure_text(failed)
+    return failed.status == "crashed" and (
+        "without a step of a torch optimizer" in text or OWN_ERRORS.search(text) is not None
+    )
 
 
 def _probe_hint(failed: Measurement) -> str:

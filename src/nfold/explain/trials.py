@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from nfold.core import interleave
@@ -293,6 +294,10 @@ class TrialRunner(Protocol):
     def target_name(self) -> str:
         """As a person wrote it."""
 
+    @property
+    def results_folder(self) -> Path:
+        """The folder that measurements are relative to."""
+
     def with_profile(self, profile: ScriptProfile) -> TrialRunner:
         """The same, whose runs are told what they need to know of a script."""
 
@@ -337,6 +342,10 @@ class WorkloadRunner:
     def target_name(self) -> str:
         """As it was written."""
         return str(self.workload)
+
+    @property
+    def results_folder(self) -> Path:
+        return self.options.results
 
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
         """Told what a first look showed."""

@@ -1,204 +1,250 @@
-"""The rows of an explanation as words, the same in the terminal, in HTML and in Markdown."""
+"""The tables behind an explanation, the same in the terminal, in HTML and in Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
-from nfold.core.format import format_parenthesized_range, pluralize
-from nfold.core.measurement import Caveat
+from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
-from nfold.explain.result.budget import (
-    MIN_STEP_FRACTION,
-    Budget,
-    Finding,
-    Interaction,
-    Speed,
-    exceeds_noise,
+from nfold.explain.result.account import AccountRow, Change
+from nfold.explain.result.budget import Budget, Interaction, Speed, exceeds_noise
+from nfold.explain.result.view import (
+    NOT_UNCERTAIN,
+    ExplanationView,
+    format_factor,
+    format_ms,
+    format_percent,
 )
-from nfold.explain.result.conclusion import write_conclusion
 from nfold.report.export import escape_markdown, pipe_table
 
-WRITES_KIND = "would_have_written"
-"""A doubt that is none: what a script did not get to keep."""
-SPEED_HEADS = ("", "samples/s", "ms a step", "of one device")
-COST_HEADS = ("cause", "what it is", "ms a step", "without it", "change")
-NUMERIC_HEADS = ("samples/s", "ms a step", "of one device", "without it")
-"""Columns whose entries stand on the right."""
+
+SMALL_FRACTION = 0.005
+"""Of the step: smaller parts of a row are not printed."""
 
 
-def cost_tables(budget: Budget) -> list[tuple[str, list[tuple[str, ...]]]]:
-    """The tables of costs with their heads: what is missing to N-fold, what one device loses."""
-    own, end = finding_rows(budget.one_device_rows, budget), closing_rows(budget)
-    if budget.devices == 1:
-        return [(single_device_heading(budget), [*own, *end])]
-    first = (cost_heading(budget), [*finding_rows(budget.rows, budget), *end])
-    return [first, (single_device_heading(budget), own)] if own else [first]
+@dataclass(frozen=True, kw_only=True)
+class DetailTable:
+    """A table of texts; ``numeric`` are the columns to align on the right."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    numeric: frozenset[int]
 
 
-def cost_heading(budget: Budget) -> str:
-    """The head of the first block."""
-    lost = budget.ideal_ms.value * (budget.devices / budget.speedup.value - 1)
-    return f"Where {max(0.0, lost):.2f} ms of a step on {budget.devices} devices went"
+def detail_tables(budget: Budget) -> list[DetailTable]:
+    """Throughput, the account with intervals, all changes, alternatives, interactions."""
+    tables = [_throughput(budget), _account(budget), _changes(budget), *_alternatives(budget)]
+    return [table for table in [*tables, _interactions(budget)] if table.rows]
 
 
-def single_device_heading(budget: Budget) -> str:
-    """The head of the second block, whose steps are those of a device's share of the batch."""
-    share = -(-(budget.plan.batch or 0) // budget.devices)
-    step = f"a step of {share} samples" if share else "a step"
-    alone = " on one device alone" if budget.devices > 1 else ""
-    bound = (
-        f" of {format_range_in_words(budget.device_bound.step_ms)} ms"
-        if budget.device_bound
-        else ""
-    )
-    return f"What {step} spends{alone} besides its compute{bound}"
+def _table(
+    title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]], texts: int = 1
+) -> DetailTable:
+    numeric = frozenset(range(texts, len(heads)))
+    return DetailTable(title=title, heads=heads, rows=tuple(rows), numeric=numeric)
 
 
-def explanation_title(budget: Budget) -> str:
-    """``digits · 2 cpu devices · ddp · batch 128 · strong scaling``."""
-    plan, several = budget.plan, budget.devices > 1
-    words = [
-        budget.target,
-        pluralize(budget.devices, f"{plan.device} device"),
-        budget.parallelism or (str(plan.strategy) if several else ""),
-        f"batch {plan.batch}",
-        f"{plan.precision}, {plan.step}",
-        "no DataLoader" if plan.workers is None else f"input {plan.input}, {plan.workers} workers",
-        f"{budget.scaling} scaling" if several else "",
-    ]
-    return " · ".join(filter(None, words))
-
-
-def speed_rows(budget: Budget) -> list[tuple[str, ...]]:
-    """One device, N devices, and N devices at N-fold speed; one alone, and its compute."""
-    n = budget.devices
-    if n == 1:
-        own, bound = budget.one_device, budget.device_bound
-        gain = f"{own.step_ms.value / bound.step_ms.value:.2f} ×" if bound else ""
-        alone = [("its compute alone", *_speed(bound), gain)] if bound else []
-        return [("1 device", *_speed(own), ""), *alone]
-    ideal = 1e3 * (budget.plan.batch or 1) / budget.ideal_ms.value
-    return [
-        ("1 device", *_speed(budget.one_device), ""),
-        (f"{n} devices", *_speed(budget.n_devices), f"{format_range_in_words(budget.speedup)} ×"),
-        (f"{n}-fold would be", f"{ideal:,.0f}", f"{budget.ideal_ms.value:.2f}", f"{n} ×"),
-    ]
-
-
-def _speed(speed: Speed) -> tuple[str, str]:
-    rate = speed.samples_per_s
-    return f"{rate.value:,.0f}{format_parenthesized_range(rate, '{:,.0f}')}", format_range_in_words(
-        speed.step_ms
-    )
-
-
-def finding_rows(rows: Iterable[Finding], budget: Budget) -> list[tuple[str, ...]]:
-    """The rows that are named, with what they are made of."""
-    found: list[tuple[str, ...]] = []
-    for row in (row for row in rows if row.significant):
-        gained = row.predicted_speedup
-        without = f"{gained.value:.2f} ×" if gained and row in budget.rows else _gain(gained)
-        told = f"{row.fix} (measured)" if row.fix_measured else row.fix
-        change = "" if budget.fix_is_slower(row) else told
-        found.append(
-            (row.cause, row.description, format_range_in_words(row.lost_ms), without, change)
-        )
-        found += [
-            ("", f"· {name}", format_range_in_words(cost), "", "") for name, cost in row.components
-        ]
-    return found
-
-
-def _gain(gained: Interval | None) -> str:
-    if gained is None:
+def format_interval(interval: Interval | None, form: str = "ms") -> str:
+    """``19.6 (18.1–21.0)``; ``form`` is ms, rate or factor."""
+    if interval is None:
         return ""
-    return f"+{100 * (gained.value - 1):.0f} %" if gained.value < 10 else f"{gained.value:,.0f} ×"
+    if form == "factor":
+        return format_factor(interval, always=True)
+    text = format_ms if form == "ms" else "{:,.0f}".format
+    low, high = interval.low, interval.high
+    if low is None or high is None or text(low) == text(high):
+        return text(interval.value)
+    to = " to " if low < 0 else "–"
+    return f"{text(interval.value)} ({text(low)}{to}{text(high)})"
 
 
-def closing_rows(budget: Budget) -> list[tuple[str, ...]]:
-    """Interactions beyond the noise, the rows without a name together, and what no row has.
+def _throughput(budget: Budget) -> DetailTable:
+    def row(name: str, speed: Speed, factor: Interval | None) -> tuple[str, ...]:
+        step, rate = format_interval(speed.step_ms), format_interval(speed.samples_per_s, "rate")
+        return (name, rate, step, format_interval(factor, "factor"))
 
-    On one device nothing is in no row: its compute is what is left of a step without all rows.
-    """
-    step = budget.n_devices.step_ms.value
-    both = [_interaction(one) for one in budget.interactions if exceeds_noise(one.lost_ms, step)]
-    others = (
-        "other rows",
-        "none above the noise by itself",
-        format_range_in_words(budget.not_significant_ms),
-        "",
-        "",
+    rows = [row("1 device", budget.one_device, None)]
+    if budget.devices > 1:
+        rows.append(row(pluralize(budget.devices, "device"), budget.n_devices, budget.speedup))
+        ideal = 1e3 * (budget.plan.batch or 1) / budget.ideal_ms.value
+        goal = (f"{ideal:,.0f}", format_ms(budget.ideal_ms.value), f"{budget.devices:.2f}x")
+        rows.append((f"{budget.devices}-fold would be", *goal))
+    elif budget.device_bound is not None:
+        rows.append(row("its compute alone", budget.device_bound, None))
+    kind = f", {budget.scaling} scaling" * (budget.devices > 1)
+    plan = f"{budget.plan.precision}, {budget.plan.step}{kind}"
+    heads = ("", "samples/s", "ms per step", "of one device")
+    return _table(f"Throughput ({plan})", heads, rows)
+
+
+def _account(budget: Budget) -> DetailTable:
+    account = budget.account
+    if account is None:
+        return _table("", ("",), [])
+    step, rows = account.step_ms.value, list[tuple[str, ...]]()
+    own = {row.id: row for row in account.one_device}
+
+    def add(row: AccountRow) -> None:
+        one = own[row.id].ms if row.id in own else None
+        part = format_percent(row.ms.value / step)
+        rows.append((row.label, format_interval(row.ms), part, format_interval(one)))
+        rows.extend(
+            (f"· {name}", format_interval(ms), format_percent(ms.value / step), "")
+            for name, ms in row.parts
+            if abs(ms.value) > SMALL_FRACTION * step
+        )
+
+    for row in account.rows:
+        add(row)
+    rows.extend(
+        (f"· {row.label}, below the noise", format_interval(row.ms), "", "")
+        for row in sorted(account.small, key=lambda row: -row.ms.value)
+        if abs(row.ms.value) > SMALL_FRACTION * step
     )
-    rest = ("unexplained", "in no row", format_range_in_words(budget.not_attributed_ms), "", "")
-    return [*both, others, rest] if budget.devices > 1 else [*both, others]
+    rows.append(("a step", format_interval(account.step_ms), "100 %", ""))
+    n = pluralize(budget.devices, "device")
+    heads = (f"on {n}", "ms (95 % interval)", "of step", "on 1 device, ms")
+    keep = len(heads) if own else len(heads) - 1
+    return _table("Step account", heads[:keep], [row[:keep] for row in rows])
 
 
-def _interaction(one: Interaction) -> tuple[str, ...]:
-    hides = one.lost_ms.value > 0
-    what = "each hides the other: only without both is it won" if hides else "counted by both"
-    return (" × ".join(one.causes), what, format_range_in_words(one.lost_ms), "", "")
+def _changes(budget: Budget) -> DetailTable:
+    labels = {row.id: row.label for row in budget.account.rows} if budget.account else {}
+    rows = [
+        (
+            labels.get(change.row, change.row),
+            change.current,
+            f"{change.samples_per_s.value:,.0f}" if change.samples_per_s else "",
+            format_interval(change.factor, "factor"),
+            "measured" if change.measured else "at most",
+            _change_text(change),
+        )
+        for change in budget.changes
+    ]
+    return DetailTable(
+        title="Changes",
+        heads=("cost", "now", "samples/s then", "factor", "basis", "change"),
+        rows=tuple(rows),
+        numeric=frozenset({1, 2, 3}),
+    )
 
 
-def explanation_notes(budget: Budget) -> list[str]:
-    """What is within the noise, what was not tested, and doubts."""
-    alone = [row.cause for row in budget.one_device_rows if not row.significant]
-    quiet = [row.cause for row in budget.rows if not row.significant]
-    if budget.devices == 1:
-        quiet, alone = alone, []
-    found = []
-    if quiet:
-        text = f"Nothing beyond the noise or {MIN_STEP_FRACTION:.0%} of a step: {', '.join(quiet)}"
-        found.append(f"{text}; on one device {', '.join(alone)}." if alone else f"{text}.")
-    found += [f"Not tested: {cause} ({reason})." for cause, reason in _by_reason(budget)]
-    return [*found, *(_note(doubt) for doubt in budget.caveats)]
+def _change_text(change: Change) -> str:
+    place = f"{change.location}: " * bool(change.location)
+    return f"{place}{change.code}{'; ' * bool(change.note)}{change.note}"
+
+
+def _alternatives(budget: Budget) -> list[DetailTable]:
+    return [
+        _table(
+            f"Measured values of {change.varied}",
+            (change.varied, "ms per step", "samples/s"),
+            [
+                (
+                    one.value,
+                    format_interval(one.step_ms),
+                    format_interval(one.samples_per_s, "rate"),
+                )
+                for one in change.alternatives
+            ],
+        )
+        for change in budget.changes
+        if len(change.alternatives) > 1
+    ]
+
+
+def _interactions(budget: Budget) -> DetailTable:
+    def meaning(one: Interaction) -> str:
+        if one.lost_ms.value > 0:
+            return "each hides the other: remove both"
+        return "both rows contain this time"
+
+    rows = [
+        (" and ".join(one.causes), meaning(one), format_interval(one.lost_ms))
+        for one in budget.interactions
+        if exceeds_noise(one.lost_ms, budget.n_devices.step_ms.value)
+    ]
+    return _table("Costs that overlap", ("costs", "meaning", "ms"), rows, texts=2)
+
+
+def detail_notes(budget: Budget) -> list[tuple[str, list[str]]]:
+    """What was not tested, with reasons, and every caveat in full."""
+    groups: dict[str, list[str]] = {}
+    for cause, reason in budget.unmeasured:
+        groups.setdefault(reason, []).append(cause)
+    untested = [f"{join_words(causes)}: {reason}" for reason, causes in groups.items()]
+    caveats = [
+        f"The script {one.text}. None of it was kept." if one.kind in NOT_UNCERTAIN else one.text
+        for one in budget.caveats
+    ]
+    return [
+        (name, notes) for name, notes in (("Not tested", untested), ("Caveats", caveats)) if notes
+    ]
 
 
 def run_ids(budget: Budget) -> list[tuple[str, str]]:
-    """Each row with the ids of the runs that prove it."""
-    alone = " on one device alone" if budget.devices > 1 else ""
-    own = [(f"{row.cause}{alone}", row.evidence) for row in budget.one_device_rows]
-    told = [*((row.cause, row.evidence) for row in budget.rows), *own]
-    return [(name, ", ".join(ids)) for name, ids in told]
-
-
-def _note(caveat: Caveat) -> str:
-    if caveat.kind == WRITES_KIND:
-        return f"The script {caveat.text}. None of it was kept."
-    return f"Doubt: {caveat.text}."
-
-
-def _by_reason(budget: Budget) -> list[tuple[str, str]]:
-    rows = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
-    groups: dict[str, list[str]] = {}
-    for cause, reason in budget.unmeasured:
-        groups.setdefault(reason, []).append(f"a part of {cause}" if cause in rows else cause)
-    return [(", ".join(causes), reason) for reason, causes in groups.items()]
-
-
-def format_range_in_words(value: Interval) -> str:
-    """``1.25 (1.10 to 1.40)``."""
-    return f"{value.value:z.2f}{format_parenthesized_range(value, '{:z.2f}')}"
-
-
-def explanation_markdown(budget: Budget) -> str:
-    """What the terminal shows, and the runs that prove each row."""
-    tables = [
-        text
-        for head, rows in cost_tables(budget)
-        for text in (
-            f"### {escape_markdown(head)}",
-            pipe_table(COST_HEADS, rows, NUMERIC_HEADS),
-        )
+    """Every finding with the ids of the measurements behind it."""
+    alone = " on one device" if budget.devices > 1 else ""
+    return [
+        *((row.cause, ", ".join(row.evidence)) for row in budget.rows),
+        *((f"{row.cause}{alone}", ", ".join(row.evidence)) for row in budget.one_device_rows),
     ]
+
+
+def explanation_markdown(view: ExplanationView, budget: Budget) -> str:
+    """The view and every table as Markdown, in the order of the terminal."""
     blocks = [
-        f"## {escape_markdown(explanation_title(budget))}",
-        escape_markdown(budget.headline),
-        *(f"**Wrong training: {escape_markdown(text)}**" for text in budget.training_errors),
-        f"**{escape_markdown(' '.join(write_conclusion(budget)))}**",
-        pipe_table(SPEED_HEADS, speed_rows(budget)),
-        *tables,
-        "\n".join(f"- {escape_markdown(note)}" for note in explanation_notes(budget)),
-        "### Runs",
+        f"# {escape_markdown(view.title)}",
+        f"**{escape_markdown(view.headline)}**",
+        *map(escape_markdown, view.notices),
+        _action_markdown(view),
+        pipe_table(view.alternatives[0], view.alternatives[1:], view.alternatives[0][1:])
+        if view.alternatives
+        else "",
+        _account_markdown(view),
+        *(
+            escape_markdown(text)
+            for text in (
+                view.summary,
+                view.untested,
+                view.caveats,
+                view.firmer,
+                view.before_edit,
+            )
+        ),
+    ]
+    for table in detail_tables(budget):
+        numeric = [table.heads[at] for at in table.numeric]
+        blocks += [
+            f"## {escape_markdown(table.title)}",
+            pipe_table(table.heads, table.rows, numeric),
+        ]
+    for title, notes in detail_notes(budget):
+        blocks += [f"## {title}", "\n".join(f"- {escape_markdown(note)}" for note in notes)]
+    blocks += [
+        "## Measurements",
         "\n".join(f"- {cause}: {escape_markdown(ids)}" for cause, ids in run_ids(budget)),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _action_markdown(view: ExplanationView) -> str:
+    lines = []
+    if view.change is not None:
+        place = f"`{view.change.location}` " * bool(view.change.location)
+        now = f" (now {view.change.current})" * bool(view.change.current)
+        lines.append(f"- Change: {place}`{view.change.code}`{now}")
+    elif view.no_change:
+        lines.append(f"- Change: {escape_markdown(view.no_change)}")
+    if view.gain:
+        lines.append(f"- Gain: {escape_markdown(view.gain)} ({view.gain_basis})")
+    return "\n".join(lines)
+
+
+def _account_markdown(view: ExplanationView) -> str:
+    if not view.rows:
+        return ""
+    rows = [(row.label, format_interval(row.ms), format_percent(row.fraction)) for row in view.rows]
+    heads = (view.account_title, "ms", "of step")
+    return pipe_table(heads, rows, heads[1:])

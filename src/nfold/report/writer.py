@@ -9,6 +9,7 @@ from nfold.analysis import sections as sections_module
 from nfold.analysis.sections import ReportSection
 from nfold.core.errors import ExtraMissing, UsageError
 from nfold.explain.result.budget import Budget
+from nfold.explain.result.view import ExplanationView
 from nfold.fieldreports.catalog import build_field_report
 from nfold.fieldreports.sheets import FieldReport
 from nfold.report import export as csv_form
@@ -52,20 +53,24 @@ def write_report(
 
 
 def write_explanation_report(
-    budget: Budget, *, html: Path | None = None, markdown: Path | None = None
+    view: ExplanationView,
+    budget: Budget,
+    *,
+    html: Path | None = None,
+    markdown: Path | None = None,
 ) -> list[Path]:
-    """Write one explanation; the paths that were written. Raises as ``write`` does."""
+    """Write one explanation; return the paths written. Raises as ``write_report`` does."""
     texts: list[tuple[Path, str]] = []
     if html is not None:
         try:
-            from nfold.report import html_page
+            from nfold.report import explanation_page
         except ModuleNotFoundError as error:
             raise ExtraMissing(error.name or "altair", "report") from None
-        texts.append((html, html_page.explanation_page(budget)))
+        texts.append((html, explanation_page.explanation_page(view, budget)))
     if markdown is not None:
         from nfold.report import explanation
 
-        texts.append((markdown, explanation.explanation_markdown(budget)))
+        texts.append((markdown, explanation.explanation_markdown(view, budget)))
     return [_write(path, text) for path, text in texts]
 
 

@@ -80,30 +80,33 @@ def test_a_path_is_a_script(target: str, script: bool) -> None:
         ("gone.py --devices cpu:2", "script 'gone.py' cannot be read (No such file"),
         ("folder.py --devices cpu:2", "folder.py is a folder"),
         ("broken.py --devices cpu:2", "broken.py:2 is not Python (expected ':')"),
-        ("train.py --device cpu", "allowed are cpu:1, cpu:2, ...; next: --devices cpu:2"),
+        ("train.py --device cpu", "next: --devices cpu:2"),
         ("train.py --devices cpu:2 --scaling sideways", "weak, strong"),
         (
             "train.py --devices cpu:2 --precision bf16 --batch 7",
-            "next: what is the script's own goes behind --, as in nfold explain train.py -- "
-            "--precision bf16 --batch 7",
+            "next: nfold explain train.py -- --precision bf16 --batch 7",
         ),
-        ("train.py --devices cpu:2 --skip-bad --seed 1", "--seed, --skip-bad with a script"),
-        ("digits --devices cpu:2 --lr 0.1", "--lr 0.1: no option of nfold explain"),
+        (
+            "train.py --devices cpu:2 --skip-bad --seed 1",
+            "--seed, --skip-bad: train.py decides that itself",
+        ),
+        ("digits --devices cpu:2 --lr 0.1", "--lr 0.1: not an option of nfold explain"),
         ("-m package.gone", "module 'package.gone' is not found from this folder"),
         ("-m package", "next: python -m package"),
         ("run.sh --devices cpu:2", "run.sh is a shell script; allowed is the Python script that"),
         ("train.ipynb --devices cpu:2", "train.ipynb is a notebook; allowed is a Python script"),
         ("-m package.broken", "package/broken.py:1 is not Python (expected ':')"),
-        ("train.py -m 5", "-m train.py: that is a file; allowed is a module's name"),
-        ("-m package.train --seed 1", "as in nfold explain -m package.train -- --seed 1"),
+        ("train.py -m 5", "-m train.py: a file; allowed is the name of a module"),
+        ("-m package.train --seed 1", "next: nfold explain -m package.train -- --seed 1"),
         ("package.train --lr 1", "next: nfold explain -m package.train --lr 1"),
         ("python train.py --lr 1", "next: nfold explain train.py --devices N -- --lr 1"),
         ("python3.11 -m package.train", "next: nfold explain -m package.train --devices N"),
         (
             "/bin/torchrun --nproc_per_node 2 train.py",
-            "/bin/torchrun starts a script, which nfold explain does itself, a process a device; "
+            "/bin/torchrun is a launcher; nfold explain starts one process per device itself; "
             "allowed is the script; next: nfold explain train.py --devices N",
         ),
+        ("train --devices cpu:2", "next: nfold explain train.py"),
         ("accelerate launch", "next: nfold explain train.py --devices N"),
     ],
 )

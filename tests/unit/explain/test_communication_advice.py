@@ -50,14 +50,16 @@ def test_half_is_sent_by_a_hook_that_the_backend_has(trainer: TrainerKind, backe
 def test_what_is_half_already_or_has_no_hook_is_not_halved(otherwise: dict[str, object]) -> None:
     seen = dataclasses.replace(SEEN, **otherwise)  # type: ignore[arg-type]  # fields of every type
     assert communication.halve_gradient_bytes(seen) == ""
-    assert "send half" not in communication.reduce_gradient_bytes(seen)
+    assert "comm_hook" not in communication.reduce_gradient_bytes(seen)
 
 
 def test_several_wrappers_are_all_told() -> None:
     """Those of a GAN: each sends its own gradients."""
     lines = tuple(SourceLocation(line=f"gan.py:{line}") for line in (27, 26))
     seen = dataclasses.replace(SEEN, source_locations={"wrapper": lines})
-    assert communication.halve_gradient_bytes(seen).startswith("gan.py:26, gan.py:27: send half")
+    assert communication.halve_gradient_bytes(seen).startswith(
+        "gan.py:26, gan.py:27: model.register"
+    )
     assert communication.reduce_gradient_bytes(seen, half_tried=True).startswith(
         "gan.py:26, gan.py:27: send less often"
     )
@@ -65,7 +67,7 @@ def test_several_wrappers_are_all_told() -> None:
 
 def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
     seen = dataclasses.replace(SEEN, sparse_gradient_bytes=9_500_000)
-    assert "sparse=False sends 9.50 MB" in communication.reduce_gradient_bytes(seen)
+    assert "sparse=False all-reduces 9.50 MB" in communication.reduce_gradient_bytes(seen)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
     [
         (
             None,
-            "train.py:20: DistributedDataParallel, which sends buckets while backward",
+            "train.py:20: DistributedDataParallel, which all-reduces buckets during backward",
         ),
         ("horovod/torch/optimizer.py:7", "train.py:20: send less"),
     ],
@@ -93,6 +95,6 @@ def test_a_collective_for_each_gradient_is_counted() -> None:
     }
     seen = ScriptProfile(parallel="other", world_size=2, collectives=sent, source_locations=places)
     assert (
-        "backward goes on (26 collectives a step here); or send less"
+        "during backward (26 collectives per step here); or send less"
         in communication.reduce_gradient_bytes(seen)
     )

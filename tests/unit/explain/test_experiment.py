@@ -22,8 +22,9 @@ from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
 from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.result.account import AccountRow
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Finding
-from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.result.view import build_view
 from nfold.explain.trials import TrialResults
 from nfold.launch.launch_spec import StopRequest
 
@@ -77,29 +78,25 @@ def test_what_there_was_no_time_for_is_said_before_a_smaller_row() -> None:
     whole = build_budget("digits", *_measured_alone())
     assert ("link", NOT_ENOUGH_TIME) in whole.unmeasured
     found = dataclasses.replace(whole, rows=tuple(rows), not_attributed_ms=Interval(5.0, 4.0, 6.0))
-    first, second, _ = write_conclusion(found)
-    assert first.startswith("Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices")
-    assert "link" in first
-    assert second.startswith("Of what was measured most is lost to epoch-boundary")
     slower = BreakEvenBatch(devices_help=False, batch=None, evidence=())
     assert not dataclasses.replace(found, break_even_batch=slower).devices_cannot_help
     assert dataclasses.replace(found, break_even_batch=slower, unmeasured=()).devices_cannot_help
-    small = dataclasses.replace(found, not_attributed_ms=Interval(0.5, 0.1, 0.9))
-    assert write_conclusion(small)[0].startswith("Most is lost to epoch-boundary")
 
 
 def test_where_no_row_has_a_name_it_is_said_where_most_is() -> None:
     whole = build_budget("digits", *_measured_alone())
-    unknown = dataclasses.replace(whole, rows=(), not_attributed_ms=Interval(5.0, 4.0, 6.0))
-    first, second, _ = write_conclusion(unknown)
-    assert first == "Most is in no row yet, 5.00 ms (4.00 to 6.00) of a step on 2 devices."
-    assert second.startswith("Change nothing yet: there was no time for")
-    rows = tuple(_costing(cause, 3.0, named=False) for cause in ("link", "threads"))
-    quiet = dataclasses.replace(unknown, rows=rows, not_significant_ms=Interval(6.0, 2.0, 10.0))
-    said = "none by itself is above the noise of these runs (link 3.00, threads 3.00 ms)"
-    assert said in write_conclusion(quiet)[0]
-    nothing = dataclasses.replace(unknown, not_attributed_ms=Interval(0.1, 0.05, 0.15))
-    assert write_conclusion(nothing)[0].startswith("Nothing that was measured costs more than 2%")
+    assert whole.account is not None
+    compute = AccountRow(id="compute", ms=Interval(7.0, 6.9, 7.1))
+    rest = AccountRow(id="not-attributed", ms=Interval(5.0, 4.0, 6.0))
+    account = dataclasses.replace(whole.account, rows=(compute, rest))
+    view = build_view(dataclasses.replace(whole, account=account))
+    assert view.tone == "unknown"
+    assert view.headline == "5.00 of 12.0 ms per step (42 %) are not attributed yet."
+    rest = dataclasses.replace(rest, ms=Interval(0.1, 0.05, 0.15))
+    account = dataclasses.replace(account, rows=(compute, rest))
+    view = build_view(dataclasses.replace(whole, account=account))
+    assert view.tone == "unknown"
+    assert "link" in view.untested
 
 
 def _measured_alone() -> tuple[ExperimentDesign, TrialResults]:
@@ -114,7 +111,7 @@ def test_even_without_time_the_speedup_is_measured() -> None:
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert [doubt.kind for doubt in found.caveats] == ["few_repeats"]
-    assert "there was no time for launch-bound, imbalance, link" in write_conclusion(found)[1]
+    assert build_view(found).untested.startswith("Not tested: launch-bound, imbalance, link")
 
 
 def test_rungs_are_repeated_in_rounds_of_another_order() -> None:

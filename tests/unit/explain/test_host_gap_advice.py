@@ -47,7 +47,7 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
     )
     told = reduce_host_gap(ladder(spots), 10.12)
     assert told == (
-        "train.py:40: 10.1 ms pass after every step before the next batch is asked for "
+        "train.py:40: 10.1 ms pass after every step before the next batch is requested "
         "(histograms()): do less there, or less often"
     )
 
@@ -56,30 +56,29 @@ def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
     spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
     told = reduce_host_gap(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
     assert told.startswith(
-        "train.py:40: 3.4 ms pass after every step before its model is called again (forward())"
+        "train.py:40: 3.4 ms pass after every step before the model is called again (forward())"
     )
-    assert "(a batch made there: in a DataLoader's workers)" in told
+    assert "(if it makes batches: use DataLoader workers)" in told
 
 
 def test_a_part_that_is_not_nearly_all_is_told() -> None:
     spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
-    assert "asked for (60% of it): do less" in reduce_host_gap(ladder(spots), 10.12)
+    assert "requested (60% of it): do less" in reduce_host_gap(ladder(spots), 10.12)
 
 
 @pytest.mark.parametrize("spots", [(), (at("after a step", "train.py:40", 0.004),)])
 def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
     assert reduce_host_gap(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
     assert reduce_periodic_work(ladder(spots), 20.0, 31.4) == (
-        "train.py:31: 31 ms come after one step in 20: evaluate, log and save less often, or "
-        "divide it"
+        "train.py:31: 31 ms every 20 steps: evaluate, log and save less often, or divide it"
     )
 
 
 @pytest.mark.parametrize(
     ("other_s", "said", "change"),
     [
-        (0.0, "80 ms of rank 0, which the others wait for, come after", "divide it over the ranks"),
-        (0.9, "80 ms come after", "divide it"),
+        (0.0, "80 ms on rank 0, while the others wait, every", "divide it over the ranks"),
+        (0.9, "80 ms every", "divide it"),
     ],
 )
 def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
@@ -87,15 +86,13 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
 ) -> None:
     ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
     told = reduce_periodic_work(ladder(*ranks), 50.0, 80.4)
-    assert told == (
-        f"train.py:50: {said} one step in 50 (evaluate()): do that less often, or {change}"
-    )
+    assert told == (f"train.py:50: {said} 50 steps (evaluate()): do that less often, or {change}")
 
 
 def test_a_slow_rank_has_its_own_line() -> None:
     ranks = ((at("after a step", "train.py:40", 2.0),), (at("after a step", "train.py:44", 1.0),))
     assert reduce_rank_host_gap(ladder(*ranks), 1, 6.55).startswith(
-        "train.py:44: rank 1 does something else for 6.5 ms between two steps"
+        "train.py:44: rank 1 spends 6.5 ms outside of training between steps"
     )
 
 
@@ -103,8 +100,8 @@ def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
     ranks = ((at("between passes", "train.py:60", 0.5, "evaluate()"),), ())
     told = shorten_epoch_boundary(SEEN, waits=False, ranks=ranks)
     assert told == (
-        "train.py:60: do less there, or less often, or not on rank 0 alone, which the others wait "
-        "for (evaluate())"
+        "train.py:60: do less there, or less often, or not on rank 0 alone while the others wait "
+        "(evaluate())"
     )
     both = (ranks[0], ranks[0])
     told = shorten_epoch_boundary(SEEN, waits=False, ranks=both)
@@ -167,4 +164,4 @@ def test_a_stream_has_no_sampler_that_could_be_another() -> None:
             created_at="a.py:7",
         )
         told = shorten_epoch_boundary(dataclasses.replace(SEEN, loader=fed), waits=True)
-        assert told.startswith(f"a.py:7: {change} (every pass waits")
+        assert told.startswith(f"a.py:7: {change} (every epoch waits")

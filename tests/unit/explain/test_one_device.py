@@ -20,11 +20,9 @@ from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.planner import required
 from nfold.explain.result.budget import Budget
-from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.result.view import build_view
 from nfold.explain.trials import TrialResults
-from nfold.report import explanation, html_page
-from nfold.report import explanation as explanation_module
-from nfold.report import html_page as explained_page
+from nfold.report import explanation
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 1000}
 LOADER = DataLoaderProfile(
@@ -91,38 +89,32 @@ def test_what_it_loses_is_told_with_a_change_that_was_measured(
 
 def test_it_is_told_in_words_of_one_device() -> None:
     found = alone(Scenario(**BASE, load_ms_per_sample=0.6), workers=4)
-    said = write_conclusion(found)
-    assert said[0].endswith("5.00 ms, 33 % of a step.")
-    assert said[2] == ("Expect 1.50 × of its speed, 10,000 samples/s, as measured with the change.")
-    text = " ".join(
-        (
-            explanation_module.explanation_markdown(found),
-            *explanation.explanation_notes(found),
-            *said,
-        )
-    )
-    assert "1 cuda device ·" in text
+    view = build_view(found)
+    assert view.change is not None
+    assert (view.change.row, view.change.code) == ("data-loader", "--input resident")
+    assert view.change.measured
+    assert view.change.factor is not None
+    assert view.change.factor.value == pytest.approx(1.5)
+    text = explanation.explanation_markdown(view, found)
+    assert "1 GPU ·" in text
     assert "its compute alone" in text
-    for other in ("1-fold", "1 devices", "link", "unexplained", "imbalance"):
+    for other in ("1-fold", "1 devices", "link", "imbalance"):
         assert other not in text
-    names = [bar.name for bar in html_page.waterfall_bars(found)]
-    assert names == ["compute alone", "input", "other rows", "achieved"]
-    assert html_page.waterfall_bars(found)[-1].end == pytest.approx(15)
-    assert "+5.00" in explained_page.explanation_page(found)
+    assert found.account is not None
+    assert [row.id for row in found.account.rows] == ["compute", "data-loader", "not-attributed"]
 
 
 def test_of_several_devices_the_second_block_says_what_compute_takes() -> None:
     found = explained(Scenario(**BASE, copy_ms_per_sample=0.02), scaling="weak")
-    (_, (head, _)) = explanation.cost_tables(found)
-    assert head.endswith("on one device alone besides its compute of 10.00 ms")
+    assert found.account is not None
+    own = {row.id: row.ms.value for row in found.account.one_device}
+    assert own["compute"] == pytest.approx(10)
+    assert own["copies"] == pytest.approx(2)
 
 
 def test_a_healthy_one_has_nothing_to_change() -> None:
     found = alone(Scenario(**BASE))
-    assert write_conclusion(found)[1:] == [
-        "There is nothing to change.",
-        "The device does 10,000 samples/s; its compute alone would do 10,000.",
-    ]
+    assert build_view(found).tone == "healthy"
 
 
 def test_what_is_above_no_noise_by_itself_is_told_together() -> None:
@@ -130,8 +122,9 @@ def test_what_is_above_no_noise_by_itself_is_told_together() -> None:
     found = alone(Scenario(**BASE, **costs), input="loader")
     assert not found.significant
     assert found.not_significant_ms.value == pytest.approx(0.36)
-    said = write_conclusion(found)
-    assert said[0].startswith("0.36 ms, 3% of a step, is missing to compute alone.")
+    assert found.account is not None
+    assert found.account.not_attributed.ms.value == pytest.approx(0.36)
+    assert build_view(found).tone == "unknown"
 
 
 def test_no_cause_is_named_on_healthy_runs() -> None:
@@ -193,9 +186,8 @@ def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_on
 
 def test_where_no_loader_was_seen_none_is_told() -> None:
     found, _ = of_script(dataclasses.replace(SEEN, loader=None))
-    assert explanation.explanation_title(found) == (
-        "train.py · 1 cuda device · one process · batch 100 · fp32, eager · no DataLoader"
-    )
+    assert found.plan.workers is None
+    assert build_view(found).title == "train.py · 1 GPU · one process · 100 samples per step"
 
 
 @pytest.mark.parametrize(

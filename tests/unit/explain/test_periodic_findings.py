@@ -18,7 +18,7 @@ from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget, Finding
-from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.result.view import build_view
 
 COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 PAUSE: dict[str, Any] = {"host_gap_ms": 40.0, "host_gap_every": 20, "host_gap_rank": 0}
@@ -83,8 +83,10 @@ def test_what_rank_0_does_after_every_20th_step_has_its_line_and_its_size() -> N
     one = _row(found.one_device_rows)
     assert one.significant
     assert one.lost_ms.value == pytest.approx(2)
-    assert one.fix.startswith("train.py:31: 40 ms come after one step in 20: evaluate, log and")
-    assert "train.py:31" in write_conclusion(found)[1]
+    assert one.fix.startswith("train.py:31: 40 ms every 20 steps: evaluate, log and")
+    change = build_view(found).change
+    assert change is not None
+    assert change.location == "train.py:31"
     assert not {"imbalance", "input"} & {row.cause for row in found.significant}
     assert found.not_attributed_ms.value == pytest.approx(0, abs=1e-9)
 
@@ -149,7 +151,7 @@ def test_what_rank_0_alone_does_after_every_step_is_a_slower_rank_and_one_device
     (one,) = (row for row in found.one_device_rows if row.lost_ms.value > 1e-6)
     assert (one.cause, one.significant) == ("imbalance", True)
     assert one.lost_ms.value == pytest.approx(5)
-    assert one.fix.startswith("train.py:31: rank 0 does something else for 5.0 ms between two")
+    assert one.fix.startswith("train.py:31: rank 0 spends 5.0 ms outside of training")
     assert one.predicted_speedup is not None
     assert one.predicted_speedup.value == pytest.approx(1.5)
 
@@ -221,5 +223,5 @@ def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> Non
     assert (
         EpochBoundaryCause()
         .one_device_fix(ladder, MetricView(known))
-        .startswith("train.py:31: 108 ms come after one step in 72")
+        .startswith("train.py:31: 108 ms every 72 steps")
     )

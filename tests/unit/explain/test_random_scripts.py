@@ -26,7 +26,7 @@ from nfold.explain.attribution import build_budget
 from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget
-from nfold.explain.result.conclusion import write_conclusion
+from nfold.explain.result.view import build_view
 
 COSTS = (
     "repeated_ms",
@@ -191,6 +191,13 @@ def test_nothing_falls_between_the_rows_of_any_script_on_one_device(seed: int) -
 
 
 def _check(found: Budget) -> None:
-    assert all(write_conclusion(found))
+    view = build_view(found)
+    assert view.headline
+    assert view.title
+    account = found.account
+    assert account is not None
+    total = sum(row.ms.value for row in account.rows)
+    assert total == pytest.approx(account.step_ms.value)
+    assert account.step_ms.value == pytest.approx(found.n_devices.step_ms.value)
     assert found.to_json()["schema"] == 1
     assert all(row.fix for row in (*found.rows, *found.one_device_rows))

@@ -1,4 +1,4 @@
-"""What casts doubt on a budget, and what says that the training itself is wrong."""
+"""Why numbers of a budget are uncertain, and why the training itself is wrong."""
 
 from __future__ import annotations
 
@@ -20,39 +20,33 @@ from nfold.explain.trials import TrialResults, UnstableKind
 
 PARAMETERS_DIFFER = "parameters_differ"
 TRAINING_ERROR_KINDS = (SAME_SAMPLES, PARAMETERS_DIFFER)
-"""Doubts that say the training itself is wrong."""
 OPTIMIZER_IN_BACKWARD = (
-    "parameters differ between ranks at the end: optimizers step in hooks of their parameters, "
-    "inside backward, before DistributedDataParallel has sent their gradients, so that each rank "
-    "trains with its own; next: dist.all_reduce() in the hook, or all steps after backward()"
+    "parameters differ between ranks at the end: optimizers step in parameter hooks during backward, "
+    "before DistributedDataParallel all-reduces the gradients, so every rank trains on its own; "
+    "next: dist.all_reduce() in the hook, or all optimizer steps after backward()"
 )
-"""Why they do under DDP where a script steps as soon as it has a gradient."""
+# Runs are short on purpose, and slow ranks have a row.
 SHOWN_ELSEWHERE = (*TRAINING_ERROR_KINDS, "few_windows", "slow_rank")
-"""Doubts that are said elsewhere: runs are short on purpose, and slow ranks have a row."""
 MANY_THREADS = "many_threads"
-"""Of more threads than cores: where all ranks of the script have them, there is a row for it."""
 
 UNSTABLE_TEXTS: dict[UnstableKind, str] = {
-    "unsteady": "the same step with the same batches took {:.3g} to {:.3g} ms in its turns: this "
-    "host, or its devices, are now faster and now slower; next: a larger --budget, or a host that "
-    "nobody else uses",
-    "changing_batches": "steps with real batches went from {:.3g} to {:.3g} ms from turn to turn, "
-    "those with batches given again did not: batches change while it trains (their size, or how "
-    "fast they are read), and that change is in what the input seems to cost; next: explain it "
-    "where they stay alike",
+    "unsteady": "the same step on the same batches took {:.3g} to {:.3g} ms: step time drifts on "
+    "this host (other load, or clock changes); next: a larger --budget, or an idle host",
+    "changing_batches": "steps with real batches changed from {:.3g} to {:.3g} ms, steps with "
+    "replayed batches did not: batches change during training (their size, or their read time), "
+    "and the cost of the input contains that change; next: explain a part of the training whose "
+    "batches are alike",
 }
-"""What is said of steps that were longer in one turn than in another, with both."""
 
+# nfold's own time in a step of a script that loads batches in the training process: 0.09 ms of a
+# small host's core, 0.05 ms with replayed batches.
 OVERHEAD_MS, NOTICEABLE_FRACTION = 0.1, 0.02
-"""What nfold does in a step of a script whose batches are made in the process that trains (0.09 ms
-of a small host's core, 0.05 where they are given again), and what part of a step is noticed.
-"""
 
 
 def find_training_errors(
     caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile | None
 ) -> tuple[str, ...]:
-    """What is wrong, of doubts by their kinds; ``whole``: that ranks get all of the data."""
+    """Return the errors among the caveats, given by kind, and that of undivided epochs."""
     too_early = profile is not None and profile.steps_in_backward and profile.parallel == "ddp"
     why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD} if too_early else {}
     found = tuple(
@@ -64,13 +58,13 @@ def find_training_errors(
 def collect_caveats(
     design: ExperimentDesign, results: TrialResults, fit: BootstrapFit
 ) -> tuple[Caveat, ...]:
-    """The other doubts of all runs, and whether too few were made to see how they differ."""
+    """Return all caveats of the trials that are not training errors."""
     others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
     found = [doubt for doubt in results.caveats() if doubt.kind not in others]
     if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         text = (
-            "too few repeats to see how runs differ: intervals are from inside single runs, or "
-            "from two that differ more"
+            "too few repeats to know how runs differ: intervals come from inside single runs, or "
+            "from two runs that differ more"
         )
         found.append(Caveat(kind="few_repeats", text=text))
     return (
@@ -91,8 +85,9 @@ def _independent_orders(design: ExperimentDesign, results: TrialResults) -> Iter
 def _uneven(design: ExperimentDesign) -> Iterator[Caveat]:
     if design.profile is not None and design.profile.uses_join:
         text = (
-            "ranks may have unequal numbers of batches, and Join has the others wait: no pass ends "
-            "in these runs, so that wait is in no row; next: divide the batches evenly"
+            "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
+            "of an epoch: no trial reaches it, so that wait is not measured; next: divide the "
+            "batches evenly"
         )
         yield Caveat(kind="uneven_batches", text=text)
 
@@ -101,11 +96,11 @@ def _ended_early(results: TrialResults) -> Iterator[Caveat]:
     fewest = min(results.ended_early(), key=lambda short: short[0], default=None)
     if fewest is not None:
         steps, name, cause = fewest
-        text = f"some were timed for {steps} steps"
+        text = f"some trials have {steps} timed steps"
         if cause is not None:
-            text = f"a run of {name} ended before its time ({cause.text}): {text}"
+            text = f"a trial of {name} ended early ({cause.text}): {text}"
         else:
-            ended = f"{name} ends by itself before its runs are long enough"
+            ended = f"{name} ends before the trials are long enough"
             text = f"{ended}: {text}; next: more epochs or more data"
         yield Caveat(kind="ended_early", text=text)
 
@@ -117,16 +112,15 @@ def _unstable_steps(results: TrialResults) -> Iterator[Caveat]:
 
 
 def short_step_caveats(design: ExperimentDesign, step_ms: float) -> tuple[Caveat, ...]:
-    """That a script's steps are so short that what nfold does in each is noticed.
-
-    On CPU devices: a GPU goes on meanwhile, unless it waits for its host.
+    """Warn if nfold's own time is a noticeable part of a step. Only of CPU devices: a GPU computes
+    meanwhile.
     """
     seen = design.profile is not None and design.plan.device == "cpu"
     if not seen or NOTICEABLE_FRACTION * step_ms > OVERHEAD_MS:
         return ()
     text = (
-        f"steps of {step_ms:.2g} ms are short: nfold's own part of each, up to {OVERHEAD_MS} ms, is "
-        "in all of these; next: the script's own clock for its rate, or a larger batch"
+        f"steps of {step_ms:.2g} ms are short: every one contains up to {OVERHEAD_MS} ms of nfold's "
+        "own time; next: a larger batch, or the script's own clock for its throughput"
     )
     return (Caveat(kind="short_steps", text=text, value=step_ms),)
 
@@ -134,7 +128,7 @@ def short_step_caveats(design: ExperimentDesign, step_ms: float) -> tuple[Caveat
 def faster_library_caveats(
     design: ExperimentDesign, results: TrialResults, step_ms: float
 ) -> tuple[Caveat, ...]:
-    """That another library without the devices is faster than all of them in an operation."""
+    """Warn if another library computes an operation faster without the devices."""
     runs = (
         run for rung in (design.actual(), design.baseline) for run in results.runs[rung].values()
     )
@@ -145,8 +139,8 @@ def faster_library_caveats(
         return ()
     of = f"{design.devices} device{'s' * (design.devices > 1)}"
     text = (
-        f"{name} takes {other_ms:.3g} ms without them, {of} {step_ms:.3g} from "
-        "the host's memory and back; next: compute more on what is copied, or leave it there"
+        f"{name} takes {other_ms:.3g} ms on the host, {of} {step_ms:.3g} ms with the copies to the "
+        "devices and back; next: compute more per copy, or keep the data on the devices"
     )
     return (Caveat(kind="overtaken", text=text),)
 
@@ -154,7 +148,7 @@ def faster_library_caveats(
 def unmeasured_causes(
     design: ExperimentDesign, results: TrialResults, view: MetricView
 ) -> list[tuple[str, str]]:
-    """Each with its reason: a plan cannot have it, its runs failed, or there was no time."""
+    """Return causes without a measured cost, each with its reason."""
     found = []
     for cause in applicable_causes(design):
         asked = {*cause.multi_device_trials(design), *cause.one_device_evidence(design)}
@@ -178,9 +172,9 @@ def _unmeasured_reason(cause: Cause, design: ExperimentDesign, results: TrialRes
 def epoch_boundary_lower_bound(
     design: ExperimentDesign, results: TrialResults, view: MetricView
 ) -> LowerBound | None:
-    """What lies between two epochs of a script, where one device's is unknown.
+    """Return the known part of the epoch boundary of a script, if that of one device is unknown.
 
-    Where a run of passes that are cut short was ended in it, so long at least.
+    If a trial with shortened epochs was stopped between two epochs, the boundary is longer.
     """
     if design.profile is None:
         return None

@@ -1,4 +1,4 @@
-"""How a script can send less between its devices, with the line of its own code."""
+"""How a script can send fewer bytes between its devices, with the line of user code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nfold.explain.advice.pytorch import at_location
 
 
 def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -> str:
-    """Fewer gradient bytes; ``tried_half``: half of them were sent, and it is no faster."""
+    """Advise on gradient bytes; ``half_tried``: half of them was measured to be no faster."""
     if profile.parallel == "fsdp":
         return (
             "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
@@ -32,9 +32,9 @@ def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -
 
 
 def halve_gradient_bytes(profile: ScriptProfile) -> str:
-    """Half of the gradient bytes, "" where there is no setting that sends them.
+    """Return the code that halves the gradient bytes, "" without such a setting.
 
-    DistributedDataParallel has a hook that sends bf16 for NCCL alone.
+    The bf16 hook of DistributedDataParallel needs NCCL; others use fp16.
     """
     words = trainers.trainer_advice(profile)
     if not (words.half_gradients and profile.sends_fp32_gradients):
@@ -47,13 +47,13 @@ def halve_gradient_bytes(profile: ScriptProfile) -> str:
 
 def _use_ddp(profile: ScriptProfile) -> str:
     each = max((one.per_step for one in profile.collectives), default=0.0)
-    many = f" ({each:.0f} collectives a step here)" * (each > 1)
-    return f"DistributedDataParallel, which sends buckets while backward goes on{many}"
+    many = f" ({each:.0f} collectives per step here)" * (each > 1)
+    return f"DistributedDataParallel, which all-reduces buckets during backward{many}"
 
 
 def _use_dense_gradients(profile: ScriptProfile) -> str:
     size = f"{profile.sparse_gradient_bytes / 1e6:,.2f} MB"
     return (
-        f"every rank gathers the sparse gradients of all: sparse=False sends {size} a step, which "
-        "rings add up on their way"
+        f"every rank gathers the sparse gradients of all ranks; sparse=False all-reduces {size} per "
+        "step instead"
     )

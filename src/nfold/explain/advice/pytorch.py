@@ -1,11 +1,9 @@
-"""What to change in a script, with the line of its own code where that was seen.
-
-Written as what trains it is told such things: PyTorch, or a trainer.
-"""
+"""What to change in a script, with the line of user code, in the settings of its trainer."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,10 +14,13 @@ from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLo
 from nfold.explain.advice import trainers
 from nfold.explain.design import ExperimentDesign
 
+LOCATION = re.compile(r"([^:;]+\.\w+:\d+(?:, [^:;]+\.\w+:\d+)*): ")
+OPTION = re.compile(r"--[a-z-]+ [\w.]+(?: --[a-z-]+ [\w.]+)*(?=$|[,;]| \()")
+CALL = re.compile(r"\.?[A-Za-z_][\w.]*\(")
 MIN_READ_BYTES = 10_000
-"""Bytes of a batch: below, what was read were no samples."""
+"""Per batch: fewer bytes are not samples."""
 USE_NCCL = "init_process_group('nccl'): gloo sends what is on GPUs through the host"
-USE_EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where it is started"
+USE_EXPANDABLE_SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the launch command"
 
 
 def at_location(location: str | None, text: str) -> str:
@@ -27,38 +28,60 @@ def at_location(location: str | None, text: str) -> str:
     return f"{location}: {text}" if location else text
 
 
+def split_location(text: str) -> tuple[str, str]:
+    """Return the ``train.py:31`` that ``at_location`` put before a text, and the text."""
+    found = LOCATION.match(text)
+    return (found[1], text[found.end() :]) if found else ("", text)
+
+
+def split_code(advice: str) -> tuple[str, str]:
+    """Return what to type, ``DataLoader(..., num_workers=4)`` or ``--batch 64``, and the rest.
+
+    The first is empty for advice in words.
+    """
+    option = OPTION.match(advice)
+    if option is not None:
+        return option[0], advice[option.end() :].lstrip(" ,;")
+    call, depth = CALL.match(advice), 0
+    for at in range(call.end() - 1 if call else len(advice), len(advice)):
+        depth += {"(": 1, ")": -1}.get(advice[at], 0)
+        if depth == 0:
+            return advice[: at + 1], advice[at + 1 :].lstrip(" ,;")
+    return "", advice
+
+
 def training_loader(profile: ScriptProfile) -> DataLoaderProfile:
-    """The DataLoader that feeds the training, or one that nothing is known of."""
+    """Return the profile of the DataLoader that feeds the training, or an empty profile."""
     return profile.loader or DataLoaderProfile()
 
 
 def at_loader(profile: ScriptProfile, text: str) -> str:
-    """At the line where it is said what feeds the training."""
+    """Put the location of the training DataLoader before a text."""
     return at_location(trainers.trainer_advice(profile).location(profile, "loader"), text)
 
 
 def loader_setting(profile: ScriptProfile, value: str) -> str:
-    """A setting of the DataLoader that feeds the training, ``num_workers=4``."""
+    """Return the code that changes a setting of the training DataLoader."""
     return at_loader(profile, trainers.trainer_advice(profile).loader.format(value))
 
 
 def wrapper_setting(profile: ScriptProfile, value: str) -> str:
-    """A setting of DistributedDataParallel."""
+    """Return the code that changes a setting of DistributedDataParallel."""
     words = trainers.trainer_advice(profile)
     return at_location(words.location(profile, "wrapper"), words.wrapper.format(value))
 
 
 def num_workers_setting(profile: ScriptProfile, count: int) -> str:
-    """Another number of workers."""
+    """Return the code that sets the number of loader workers."""
     return loader_setting(profile, f"num_workers={count}")
 
 
 def speed_up_input(
     profile: ScriptProfile, sufficient_workers: int, tried_workers: Sequence[int] = ()
 ) -> str:
-    """Where no number of workers was measured to help; those that were ``tried`` do not.
+    """Advise on slow input if no measured number of workers helps.
 
-    ``enough``: of a script without any, as many as should keep up.
+    ``sufficient_workers`` should keep up with the step; ``tried_workers`` were measured.
     """
     fed = training_loader(profile)
     if profile.batch_function is not None:
@@ -70,7 +93,7 @@ def speed_up_input(
         )
     if not (fed.num_workers or tried_workers):
         return num_workers_setting(profile, sufficient_workers)
-    less = "less work a sample in the data set"
+    less = "less work per sample in the data set"
     if profile.device != "cpu":
         less += " (whole batches can be changed on the GPU)"
     if not tried_workers:
@@ -80,10 +103,10 @@ def speed_up_input(
 
 
 def speed_up_reads(profile: ScriptProfile) -> str:
-    """Less waiting for samples, or more at the same time; and where the bytes come from."""
+    """Advise on input that waits for storage."""
     fed = training_loader(profile)
     more = num_workers_setting(profile, 4 * (fed.num_workers or 1))
-    text = f"{more} (workers that wait need no core), or the data in memory or on a local disk"
+    text = f"{more} (waiting workers need no core), or keep the data in memory or on a local disk"
     read = profile.fetches
     if read is None or read.read_bytes < MIN_READ_BYTES * max(1, read.batches):
         return text
@@ -92,23 +115,24 @@ def speed_up_reads(profile: ScriptProfile) -> str:
 
 
 def keep_memory_format(profile: ScriptProfile) -> str:
-    """One order of dimensions throughout, so that nothing is written out in another one."""
-    own = f" (images are channels_{'last' if profile.channels_last else 'first'})"
-    kept = "one order of dimensions throughout, no .contiguous() after a permute in a step"
-    text = kept + own * bool(profile.convolutions)
+    """Advise one memory format; "" for copies inside a library, which users cannot change."""
     where = profile.most_frequent(f"order on {profile.device.partition(':')[0]}")
-    if where is None:
-        return at_location(profile.most_frequent_line("model"), text)
-    return at_location(where.line, f"{text} ({where.package_line})" if where.package_line else text)
+    if where is not None and where.package_line is not None:
+        return ""
+    own = f" (images are channels_{'last' if profile.channels_last else 'first'})"
+    kept = "keep one memory format: no .contiguous() after a permute in a step"
+    text = kept + own * bool(profile.convolutions)
+    place = where.line if where is not None else profile.most_frequent_line("model")
+    return at_location(place, text)
 
 
 def use_channels_last(profile: ScriptProfile) -> str:
-    """The order that convolutions on tensor cores compute in."""
+    """Advise channels_last, the native format of convolutions on tensor cores."""
     return at_location(profile.most_frequent_line("model"), "model and images in channels_last")
 
 
 def compile_model(profile: ScriptProfile, mode: str) -> str:
-    """The model compiled; in mode ``reduce-overhead``, its launches replayed as CUDA graphs."""
+    """Return the code that compiles the model; ``reduce-overhead`` uses CUDA graphs."""
     words = trainers.trainer_advice(profile)
     place = (
         profile.most_frequent_line("trainer")
@@ -119,7 +143,7 @@ def compile_model(profile: ScriptProfile, mode: str) -> str:
 
 
 def use_pinned_copies(profile: ScriptProfile) -> str:
-    """Pinned memory, and copies that the host does not wait for."""
+    """Advise pinned memory and non-blocking copies."""
     words = trainers.trainer_advice(profile)
     moved = at_location(words.location(profile, "copy"), words.non_blocking_copy)
     if training_loader(profile).pin_memory:
@@ -130,12 +154,12 @@ def use_pinned_copies(profile: ScriptProfile) -> str:
 
 
 def increase_batch(profile: ScriptProfile, alternative: str = "") -> str:
-    """More work a step."""
+    """Advise a larger batch."""
     return at_loader(profile, f"a larger {_batch_setting(profile)}{alternative}")
 
 
 def reduce_allocator_retries(profile: ScriptProfile) -> str:
-    """Memory that grows in place, or less of it."""
+    """Advise expandable segments or a smaller batch."""
     less = at_loader(profile, f"a smaller {_batch_setting(profile)}")
     return f"{USE_EXPANDABLE_SEGMENTS}, or {less} ({profile.alloc_retries:.1f} allocator retries a step)"
 
@@ -145,20 +169,20 @@ def _batch_setting(profile: ScriptProfile) -> str:
 
 
 def disable_buffer_broadcast(profile: ScriptProfile) -> str:
-    """Buffers that are sent in every forward."""
+    """Return the code that stops broadcasting buffers in every forward."""
     return wrapper_setting(profile, "broadcast_buffers=False")
 
 
 def disable_unused_search(profile: ScriptProfile) -> str:
-    """Nobody looks for parameters without a gradient."""
+    """Return the code that stops the search for unused parameters."""
     return wrapper_setting(profile, "find_unused_parameters=False")
 
 
 def reduce_collectives(profile: ScriptProfile) -> str:
-    """What makes ranks meet more often than gradients need."""
+    """Advise on collectives beyond those of the gradients."""
     own = profile.most_frequent("collective")
     if own is not None:
-        text = "a collective in every step: do it every 50, or after the epoch"
+        text = "a collective in every step: call it every 50 steps or after the epoch"
         return _library_advice(
             profile, own, trainers.trainer_advice(profile).fewer_gathers, "exchanges"
         ) or at_location(own.line, text)
@@ -168,18 +192,18 @@ def reduce_collectives(profile: ScriptProfile) -> str:
 
 
 def all_reduce_once(profile: ScriptProfile) -> str:
-    """Gradients of several batches summed before they are exchanged."""
+    """Advise one all-reduce per optimizer step under gradient accumulation."""
     words = trainers.trainer_advice(profile)
     return at_location(words.location(profile, "step"), words.all_reduce_once)
 
 
 def use_local_batch_norm(profile: ScriptProfile) -> str:
-    """Statistics of a rank's own samples."""
+    """Advise BatchNorm instead of SyncBatchNorm."""
     return trainers.trainer_advice(profile).batch_norm
 
 
 def reduce_host_reads(profile: ScriptProfile) -> str:
-    """Values that the host reads in every step."""
+    """Advise on values that the host reads from the device in every step."""
     read = profile.most_frequent("host_sync")
     text = ".item() in every step makes the host wait: read it every 50 steps"
     if read is None:
@@ -190,12 +214,12 @@ def reduce_host_reads(profile: ScriptProfile) -> str:
 
 
 def disable_anomaly_detection(profile: ScriptProfile) -> str:
-    """Backwards that are not searched for what makes no number."""
+    """Advise to switch off anomaly detection."""
     if profile.trainer == "lightning":
         return at_location(
             profile.most_frequent_line("trainer"), "Trainer(..., detect_anomaly=False)"
         )
-    text = "anomaly detection looks for NaN in every operator of a backward: only for debugging"
+    text = "anomaly detection checks every backward operator for NaN: use it for debugging only"
     return at_location(profile.most_frequent_line("anomaly"), text)
 
 
@@ -207,11 +231,11 @@ def _library_advice(
     why = f"{place.package_line} {verb} a value in every step"
     if trainers.trainer_advice(profile).has_setting_for(place):
         return at_location(profile.most_frequent_line("trainer"), f"{change} ({why})")
-    return at_location(place.line, f"{why}: have it do so every 50 steps")
+    return at_location(place.line, f"{why}: do it every 50 steps")
 
 
 def use_process_per_device(profile: ScriptProfile, devices: int) -> str:
-    """A process a device in place of one for all."""
+    """Advise one process per device."""
     start, words = f"started by nfold run --devices {devices}", trainers.trainer_advice(profile)
     if profile.trainer:
         return at_location(
@@ -228,16 +252,14 @@ def use_process_per_device(profile: ScriptProfile, devices: int) -> str:
 
 
 def duplicated_epochs(profile: ScriptProfile) -> str | None:
-    """That every rank goes through the whole data set, where that is so and epochs are counted."""
+    """Return an error if every rank visits the whole data set and the script counts epochs."""
     return None if training_loader(profile).cycled else _duplication_text(profile)
 
 
 def duplicated_samples(profile: ScriptProfile) -> str | None:
-    """The same where steps are counted: then nothing is done twice, unless in the same order."""
-    told = _duplication_text(profile) if training_loader(profile).cycled else None
-    return (
-        f"{told}; who counts steps, as its generator lets one do, loses nothing" if told else None
-    )
+    """Return a caveat if every rank visits the whole data set and the script counts steps."""
+    text = _duplication_text(profile) if training_loader(profile).cycled else None
+    return f"{text}; a training that counts steps instead of epochs loses nothing" if text else None
 
 
 def _duplication_text(profile: ScriptProfile) -> str | None:
@@ -252,51 +274,47 @@ def _duplication_text(profile: ScriptProfile) -> str | None:
     samples = f"all {fed.dataset_size:,} samples" if fed.dataset_size else "the whole data set"
     return at_location(
         fed.created_at,
-        f"every rank goes through {samples} ({fed.sampler} divides nothing): an epoch on "
+        f"every rank visits {samples} ({fed.sampler} divides nothing): an epoch on "
         f"{profile.world_size} devices is {profile.world_size} epochs",
     )
 
 
 def divide_samples(profile: ScriptProfile) -> str:
-    """Samples of its own for every rank."""
+    """Advise a sampler that divides the samples among ranks."""
     return at_loader(profile, trainers.trainer_advice(profile).sampler)
 
 
 def reduce_host_contention(profile: ScriptProfile) -> str:
-    """Less on the host that is in each other's way."""
+    """Advise fewer threads and loader workers."""
     fewer = (
         f" and {at_loader(profile, 'fewer num_workers')}"
         if training_loader(profile).num_workers
         else ""
     )
-    return f"fewer threads a rank: OMP_NUM_THREADS=1 where it is started{fewer}"
+    return f"fewer threads per rank: OMP_NUM_THREADS=1 in the launch command{fewer}"
 
 
 def limit_threads(profile: ScriptProfile, count: int) -> str:
-    """Fewer threads a rank, where the script sets them or where it is started."""
+    """Return the code or the variable that limits the threads of a rank."""
     where = profile.most_frequent_line("threads")
     if where is None:
-        return f"OMP_NUM_THREADS={count} where it is started"
+        return f"OMP_NUM_THREADS={count} in the launch command"
     return f"{where}: torch.set_num_threads({count})"
 
 
-MIN_SAMPLED_S = 0.01
-"""Of all looks at a rank together: fewer may have met anything."""
-OTHER_RANK_FRACTION = 0.25
-"""A rank is alone where no other one is so large a part of its time in its own code."""
-NEARLY_ALL = 0.9
-"""Of the time, which need not be told."""
-ITERABLE_SAMPLER = "_InfiniteConstantSampler"
-"""What PyTorch has in a sampler's place where an IterableDataset gives the batches."""
+MIN_SAMPLED_S = 0.01  # of all stack samples of a rank: fewer show nothing
+OTHER_RANK_FRACTION = 0.25  # below this part of its time on every other rank, one rank is alone
+NEARLY_ALL = 0.9  # a larger part is not printed
+ITERABLE_SAMPLER = "_InfiniteConstantSampler"  # PyTorch's, of an IterableDataset
 LocationsByRank = Sequence[Sequence[HostGapLocation]]
 
 
 def with_gap_locations(
     design: ExperimentDesign, measurements: Iterable[Measurement]
 ) -> ExperimentDesign:
-    """The ladder, with where each rank was in all these runs on N devices, too.
+    """Return the design with the host gap locations of these measurements added.
 
-    What shared a process tree has seen the same. Independent copies are all of them rank 0.
+    Interleaved trials share their samples. Replicas are left aside: all of them are rank 0.
     """
     if not design.gap_locations:
         return design
@@ -310,7 +328,7 @@ def with_gap_locations(
 
 
 def gap_locations(measurement: Measurement) -> tuple[tuple[HostGapLocation, ...], ...]:
-    """Where each rank was in a run while it made no step."""
+    """Return, for each rank, where its host was between steps."""
     return tuple(rank.host_gap_locations for rank in measurement.ranks)
 
 
@@ -323,23 +341,25 @@ def _sum_locations(locations: Iterable[HostGapLocation]) -> tuple[HostGapLocatio
 
 @dataclass(frozen=True)
 class GapLocation:
-    """The line where most of such pauses is spent, a part of all; by ``rank`` alone, if it is."""
+    """The line with most of the host gap time, its fraction, and the rank if only one has it."""
 
     location: HostGapLocation
     fraction: float
     rank: int | None
 
     def annotate(self, text: str) -> str:
-        """The text, with what is called there and how large a part it is, if that need be told."""
-        told = [self.location.callee] if self.location.callee else []
-        told += [f"{self.fraction:.0%} of it"] if self.fraction < NEARLY_ALL else []
-        return f"{text} ({', '.join(told)})" if told else text
+        """Add to a text what is called there, and the fraction if it is not nearly all."""
+        facts = [self.location.callee] if self.location.callee else []
+        facts += [f"{self.fraction:.0%} of it"] if self.fraction < NEARLY_ALL else []
+        return f"{text} ({', '.join(facts)})" if facts else text
 
 
 def busiest_gap(
     ranks: LocationsByRank, when: HostGapKind, rank: int | None = None
 ) -> GapLocation | None:
-    """Of the rank, or of the one that does most then; None where nobody has looked long enough."""
+    """Return the location with most gap time, of one rank or of the busiest; None without enough
+    samples.
+    """
     each = [[spot for spot in spots if spot.kind == when] for spots in ranks]
     whole = [sum(spot.seconds for spot in spots) for spots in each]
     who = max(range(len(whole)), key=whole.__getitem__, default=0) if rank is None else rank
@@ -354,10 +374,7 @@ def busiest_gap(
 def shorten_epoch_boundary(
     profile: ScriptProfile, *, waits: bool, ranks: LocationsByRank = ()
 ) -> str:
-    """Workers that stay, fewer first batches to wait for, less to do while no step is made.
-
-    ``waits``: most of the time is waited for a first batch.
-    """
+    """Advise on the time between epochs; ``waits``: most of it is spent on a first batch."""
     fed, text = training_loader(profile), _epoch_gap_advice(profile, ranks)
     if not fed.num_workers:
         return text
@@ -371,8 +388,8 @@ def shorten_epoch_boundary(
         if fed.sampler == ITERABLE_SAMPLER
         else "a sampler that goes through the data several times"
     )
-    less = "less work a sample, which gains what input costs as well"
-    return at_loader(profile, f"{longer} (every pass waits for its first batch), or {less}")
+    less = "less work per sample, which also shortens the input"
+    return at_loader(profile, f"{longer} (every epoch waits for its first batch), or {less}")
 
 
 def _epoch_gap_advice(profile: ScriptProfile, ranks: LocationsByRank) -> str:
@@ -381,7 +398,7 @@ def _epoch_gap_advice(profile: ScriptProfile, ranks: LocationsByRank) -> str:
     if found is None:
         return text
     if found.rank is not None:
-        text += f", or not on rank {found.rank} alone, which the others wait for"
+        text += f", or not on rank {found.rank} alone while the others wait"
     return at_location(found.location.location, found.annotate(text))
 
 
@@ -394,23 +411,23 @@ def _change_text(profile: ScriptProfile, found: GapLocation | None, change: str)
 
 
 def reduce_periodic_work(design: ExperimentDesign, period: float, cost_ms: float) -> str:
-    """What comes after every so many steps, and takes so many milliseconds each time."""
+    """Advise on work of ``cost_ms`` after every ``period`` steps."""
     assert design.profile is not None
     found, text = busiest_gap(design.gap_locations, "after some steps"), f"{cost_ms:.0f} ms"
     divide = "divide it"
     if found is not None and found.rank is not None:
-        text += f" of rank {found.rank}, which the others wait for,"
+        text += f" on rank {found.rank}, while the others wait,"
         divide = "divide it over the ranks"
-    text += f" come after one step in {period:.0f}"
+    text += f" every {period:.0f} steps"
     change = _change_text(design.profile, found, "do that less often")
     return _at_line(design.profile, found, text, f"{change}, or {divide}")
 
 
 def reduce_host_gap(design: ExperimentDesign, gap_ms: float) -> str:
-    """What the host does after every step until it asks for the next batch, or has it."""
+    """Advise on host work after every step."""
     assert design.profile is not None
     until = (
-        "the next batch is asked for" if design.can_replay_input else "its model is called again"
+        "the next batch is requested" if design.can_replay_input else "the model is called again"
     )
     text = f"{gap_ms:.1f} ms pass after every step before {until}"
     found, change = (
@@ -418,14 +435,14 @@ def reduce_host_gap(design: ExperimentDesign, gap_ms: float) -> str:
         "do less there, or less often",
     )
     if not design.can_replay_input:
-        change += " (a batch made there: in a DataLoader's workers)"
+        change += " (if it makes batches: use DataLoader workers)"
     return _at_line(design.profile, found, text, change)
 
 
 def reduce_rank_host_gap(design: ExperimentDesign, rank: int, extra_ms: float) -> str:
-    """The same of a rank that does more than others."""
+    """Advise on host work of one rank after every step."""
     assert design.profile is not None
-    text = f"rank {rank} does something else for {extra_ms:.1f} ms between two steps"
+    text = f"rank {rank} spends {extra_ms:.1f} ms outside of training between steps"
     found = busiest_gap(design.gap_locations, "after a step", rank)
     return _at_line(design.profile, found, text, "do that less often")
 

@@ -1,7 +1,6 @@
-"""How a change is written where PyTorch alone trains, and where a trainer does that is told things.
+"""How a change is written for plain PyTorch and for each trainer.
 
-The trainers' names of settings are those of their documentation (transformers 5, Lightning 2,
-Accelerate 1).
+Settings are named as in the documentation of transformers 5, Lightning 2 and Accelerate 1.
 """
 
 from __future__ import annotations
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 from nfold.core.script_profile import ScriptProfile, SourceLocation, TrainerKind
 
 LINE_SEARCH_OPTIMIZER = "LBFGS"
-"""The optimizer of PyTorch's that calls a closure as often as its losses ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerAdvice:
-    """Its fields are what to write; ``{}`` is a setting as PyTorch calls it, ``name=value``.
+    """The code of every change; ``{}`` is a PyTorch setting, ``name=value``.
 
-    ``told`` are places whose change is not there, but where the trainer is made. ``reads`` and
-    ``gathers`` change what lines of its ``package`` do in every step.
+    ``set_in_trainer`` are events whose change belongs to the line that creates the trainer.
+    ``fewer_reads`` and ``fewer_gathers`` change what lines of ``package`` do in every step.
     """
 
     name: str = ""
@@ -31,7 +29,7 @@ class TrainerAdvice:
     compiled: str = "torch.compile(model)"
     cuda_graphs: str = "torch.compile(model, mode='reduce-overhead')"
     non_blocking_copy: str = ".to(device, non_blocking=True)"
-    half_gradients: str = "send half: model.register_comm_hook(None, {0}_compress_hook)"
+    half_gradients: str = "model.register_comm_hook(None, {0}_compress_hook)"
     send_less_often: str = (
         "send less often: an optimizer step after several batches, all but the last in "
         "model.no_sync()"
@@ -48,9 +46,8 @@ class TrainerAdvice:
     fewer_gathers: str = ""
 
     def location(self, profile: ScriptProfile, event: str) -> str | None:
-        """The line to change for what happens at a place, None where that is not known.
-
-        Those of all wrappers: a GAN has two, and each sends its own gradients.
+        """Return the line to change for an event, None if unknown. Of wrappers, return all lines: a
+        GAN has two.
         """
         if event in self.set_in_trainer:
             return profile.most_frequent_line("trainer")
@@ -64,7 +61,7 @@ class TrainerAdvice:
         return profile.most_frequent_line(event)
 
     def has_setting_for(self, location: SourceLocation) -> bool:
-        """Whether it has a setting for what its own lines do there."""
+        """Return whether the trainer has a setting for what its own line does there."""
         return bool(self.package) and str(location.package_line).startswith(f"{self.package}/")
 
 
@@ -80,7 +77,7 @@ TRANSFORMERS = TrainerAdvice(
     cuda_graphs="TrainingArguments(..., torch_compile_mode='reduce-overhead')",
     non_blocking_copy='TrainingArguments(..., accelerator_config={"non_blocking": True})',
     half_gradients="",
-    send_less_often="send less often: TrainingArguments(..., gradient_accumulation_steps=2)",
+    send_less_often="TrainingArguments(..., gradient_accumulation_steps=2), to send less often",
     accumulation="gradient_accumulation_steps=2",
     evaluate_less_often="larger eval_steps, logging_steps and save_steps",
     sampler="TrainingArguments(..., use_cpu=True): without it ranks on CPU devices train alone",
@@ -93,8 +90,8 @@ LIGHTNING = TrainerAdvice(
     set_in_trainer=frozenset({"wrapper", "copy", "step"}),
     wrapper="Trainer(..., strategy=DDPStrategy({}))",
     non_blocking_copy="fewer bytes a sample: uint8, made floats on the device",
-    half_gradients="send half: Trainer(..., strategy=DDPStrategy(ddp_comm_hook={0}_compress_hook))",
-    send_less_often="send less often: Trainer(..., accumulate_grad_batches=2)",
+    half_gradients="Trainer(..., strategy=DDPStrategy(ddp_comm_hook={0}_compress_hook))",
+    send_less_often="Trainer(..., accumulate_grad_batches=2), to send less often",
     accumulation="accumulate_grad_batches=2",
     all_reduce_once="Trainer(..., accumulate_grad_batches=N): only the last of N is exchanged",
     evaluate_less_often="a larger check_val_every_n_epoch or val_check_interval, log and save less often",
@@ -119,10 +116,10 @@ ACCELERATE = TrainerAdvice(
     set_in_trainer=frozenset({"wrapper", "copy"}),
     wrapper="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs({})])",
     non_blocking_copy="Accelerator(..., dataloader_config=DataLoaderConfiguration(non_blocking=True))",
-    half_gradients="send half, by kwargs_handlers: "
-    "DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.{1})",
-    send_less_often="send less often: Accelerator(..., gradient_accumulation_steps=2), and forward and "
-    "backward in accelerator.accumulate(model)",
+    half_gradients="Accelerator(..., kwargs_handlers=[DistributedDataParallelKwargs("
+    "comm_hook=DDPCommunicationHookType.{1})])",
+    send_less_often="Accelerator(..., gradient_accumulation_steps=2), and forward and backward in "
+    "accelerator.accumulate(model), to send less often",
     all_reduce_once="all forwards and backwards but the last in accelerator.no_sync(model)",
     sampler="accelerator.prepare(loader)",
     launch="",
@@ -137,20 +134,20 @@ BY_TRAINER: dict[TrainerKind, TrainerAdvice] = {
 
 
 def trainer_advice(profile: ScriptProfile) -> TrainerAdvice:
-    """For what trains this script."""
+    """Return the advice of the trainer of a script."""
     return BY_TRAINER[profile.trainer]
 
 
 def manual_all_reduce(profile: ScriptProfile) -> str:
-    """Which gradients a script must exchange itself; "" where a wrapper can.
+    """Return which gradients a script must all-reduce itself, "" if a wrapper can.
 
-    DistributedDataParallel sees the forward of a module, and sends a gradient after the hooks of
-    its parameter, so that an optimizer that one of them steps would train with this rank's own.
+    DistributedDataParallel needs the forward of a module, and all-reduces a gradient after the hooks
+    of its parameter: an optimizer step in a hook uses the gradient of one rank.
     """
     if profile.steps_in_backward:
         return (
-            "each gradient in its hook, before its optimizer steps (DistributedDataParallel sends "
-            "it after that)"
+            "each gradient in its hook, before its optimizer steps (DistributedDataParallel "
+            "all-reduces it after that)"
         )
     return (
         "all gradients after backward()"
@@ -160,14 +157,16 @@ def manual_all_reduce(profile: ScriptProfile) -> str:
 
 
 def divide_work(profile: ScriptProfile) -> str:
-    """How ranks come to a part of the work each, and what else they must have alike.
+    """Return how to divide the work among ranks.
 
-    A line search goes on or not by the loss that its closure returns: where each rank has another
-    one, their steps differ, and one waits for exchanges that the others never make.
+    A line search depends on the loss that its closure returns: with a different loss on every rank,
+    ranks take different numbers of steps, and one waits for collectives of the others forever.
     """
     part = (
-        "a DistributedSampler" if profile.loader is not None else "its own part of the work a rank"
+        "a DistributedSampler"
+        if profile.loader is not None
+        else "its own share of the work on each rank"
     )
     if LINE_SEARCH_OPTIMIZER not in profile.optimizers:
         return part
-    return f"{part}, its closure returning the mean of all ranks' losses ({LINE_SEARCH_OPTIMIZER} goes by it)"
+    return f"{part}, its closure returning the mean loss of all ranks (for {LINE_SEARCH_OPTIMIZER})"

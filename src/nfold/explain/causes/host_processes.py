@@ -146,7 +146,7 @@ class ThreadsCause(Cause):
             return f"the devices share caches and memory bandwidth: {fewer}use fewer devices"
         if design.profile is not None:
             return pytorch.reduce_host_contention(design.profile)
-        return "fewer threads a rank: OMP_NUM_THREADS=1, and fewer --workers"
+        return "fewer threads per rank: OMP_NUM_THREADS=1, and fewer --workers"
 
 
 def _replicas_and_one_device(design: ExperimentDesign) -> tuple[Trial, Trial]:

@@ -79,7 +79,7 @@ class LaunchBoundCause(Cause):
         if design.profile is not None:
             return _larger_batch_advice(design.profile, _compiled_trials(design), view)
         captured = " or --step captured" if _can_capture(design) else ""
-        return f"more work a step: a larger --batch{captured}"
+        return f"more work per step: a larger --batch{captured}"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         seen = design.profile

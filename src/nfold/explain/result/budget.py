@@ -10,6 +10,7 @@ from nfold.core.measurement import Caveat
 from nfold.core.plan import Plan
 from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
 from nfold.core.stats import Interval
+from nfold.explain.result.account import Change, StepAccount, TrialSummary
 
 MIN_STEP_FRACTION = 0.02
 """The part of a step below which no row is named a cause, whatever its interval says."""
@@ -193,6 +194,11 @@ class Budget:
     headline: str = ""
     lower_bound: LowerBound | None = None
     device_bound: Speed | None = None
+    account: StepAccount | None = None
+    changes: tuple[Change, ...] = ()
+    trials: tuple[TrialSummary, ...] = ()
+    not_applicable: tuple[str, ...] = ()
+    uses_one_device: bool = False
 
     @property
     def devices(self) -> int:
@@ -224,6 +230,8 @@ class Budget:
             or self.break_even_batch.devices_help
             or self.may_miss_causes
         ):
+            return False
+        if any(change.measured and _is_gain(change.factor) for change in self.changes):
             return False
         fault = bool(self.significant) and self.significant[0].cause in REMOVABLE_CAUSES
         return not fault and not any(_makes_faster(row) for row in self.rows)
@@ -267,6 +275,8 @@ class Budget:
             "unexplained_ms": serialize(self.not_attributed_ms),
             "at_least": self.lower_bound.to_json() if self.lower_bound else None,
             "wrong": list(self.training_errors),
+            "account": serialize(self.account),
+            "changes": [change.to_json() for change in self.changes],
             "warnings": [serialize(doubt) for doubt in self._all_caveats()],
         }
 
@@ -279,6 +289,10 @@ class Budget:
         told = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
         first = [Caveat(kind="headline", text=self.headline)] if self.headline else []
         return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in told)]
+
+
+def _is_gain(factor: Interval | None) -> bool:
+    return factor is not None and (factor.low or factor.value) > 1
 
 
 def _makes_faster(row: Finding) -> bool:

@@ -1,0 +1,441 @@
+"""What an explanation shows first: a pure function from the Budget to a page of short texts.
+
+The terminal, the Markdown file and the HTML page print the same view in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nfold.core.format import join_words, pluralize
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE
+from nfold.core.stats import Interval
+from nfold.explain.result.account import ROW_LABELS, WAITING, AccountRow, Change, StepAccount
+from nfold.explain.result.budget import (
+    MIN_STEP_FRACTION,
+    NOT_ENOUGH_TIME,
+    Budget,
+    explain_no_speedup,
+)
+
+Tone = Literal["costly", "healthy", "unknown", "wrong"]
+DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
+STARVED_FRACTION = 0.2
+"""Of the step: one device that waits for its input this long is starved too."""
+UNCERTAIN_FRACTION = 0.15
+"""Half the width of an interval over its value: wider intervals are printed."""
+NOISE_FRACTION = 0.2
+"""Of the step: noise that can hide this much forbids the word healthy."""
+CAVEAT_NAMES = {
+    "busy_device": "other processes use a device",
+    "busy_host": "other processes use {value:.1f} cores of this host",
+    "changing_batches": "batches change during training",
+    "drift": "step time drifts",
+    "ended_early": "the script ended early",
+    "few_repeats": "few repeats",
+    "many_threads": "more threads than cores",
+    "not_undone": "the sandbox could not undo a write",
+    "overtaken": "another library is faster on one device",
+    "own_orders": "every rank visits all samples",
+    "power_capped": "devices at their power limit",
+    "processes_left": "the script left processes running",
+    "rounded_apart": "ranks round differently",
+    "short_steps": "short steps, nfold's own cost shows",
+    "telemetry_missing": "no telemetry",
+    "throttled": "throttled devices",
+    "uneven_batches": "ranks may have unequal batches",
+    "unsteady": "step time drifts on this host",
+}
+CAUSE_NAMES = {
+    "launch-bound": "launch overhead",
+    "link": "gradient bytes",
+    "network": "network",
+    "threads": "host contention",
+    "epoch-boundary": "epoch boundary",
+    "layout": "memory layout",
+    "copies": "host-to-device copies",
+    "input": "data loader",
+    "single-process": "one process per device",
+}
+BUDGETS_S = (180, 600, 1800, 3600)
+NOT_UNCERTAIN = ("would_have_written",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Previous:
+    """An earlier explanation of the same script, before it was edited."""
+
+    samples_per_s: float
+    devices: int
+    explained_at: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewRow:
+    """A row of the account. ``note`` is ``next`` for the cost to look at after the first."""
+
+    label: str
+    ms: Interval
+    fraction: float
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplanationView:
+    """Texts without a layout; empty texts are not printed.
+
+    ``change`` is what to do about the costliest row, ``more_changes`` what to do about others.
+    ``alternatives`` is (head, rows), each row a label and one text per measured value.
+    """
+
+    title: str
+    headline: str
+    tone: Tone
+    notices: tuple[str, ...] = ()
+    before_edit: str = ""
+    change: Change | None = None
+    no_change: str = ""
+    more_changes: tuple[Change, ...] = ()
+    gain: str = ""
+    gain_basis: str = ""
+    alternatives: tuple[tuple[str, ...], ...] = ()
+    account_title: str = ""
+    step_ms: float = 0.0
+    rows: tuple[ViewRow, ...] = ()
+    summary: str = ""
+    untested: str = ""
+    caveats: str = ""
+    firmer: str = ""
+
+
+def build_view(
+    budget: Budget, previous: Previous | None = None, budget_s: float | None = None
+) -> ExplanationView:
+    """The view of a finished or a preliminary budget.
+
+    ``previous`` is the explanation before the last edit of the script, ``budget_s`` the time that
+    was allowed, from which a larger one is suggested.
+    """
+    account = budget.account or StepAccount(step_ms=budget.n_devices.step_ms, rows=())
+    headline, tone = _headline(budget, account)
+    costs = account.costs
+    change = _first_change(budget, costs)
+    return ExplanationView(
+        title=explanation_title(budget),
+        headline=headline,
+        tone=tone,
+        notices=_notices(budget),
+        before_edit=_before_edit(budget, previous),
+        change=None if tone in ("healthy", "wrong") else change,
+        no_change=_no_change(budget, costs, change) if tone == "costly" else "",
+        more_changes=_more_changes(budget, change) if tone == "costly" else (),
+        gain="" if change is None or tone != "costly" else _gain(budget, change),
+        gain_basis="" if change is None else "measured" if change.measured else "not measured",
+        alternatives=() if change is None else _alternatives(change),
+        account_title=f"Where a step goes ({pluralize(budget.devices, 'device')})",
+        step_ms=account.step_ms.value,
+        rows=_rows(account),
+        summary=_summary(budget, account),
+        untested=_untested(budget),
+        caveats=_caveats(budget),
+        firmer=_firmer(budget, budget_s),
+    )
+
+
+def explanation_title(budget: Budget) -> str:
+    """``train.py · 2 GPU devices · DDP · 64 samples per device (128 in all)``."""
+    plan = budget.plan
+    batch, devices = plan.batch or 1, budget.devices
+    share = -(-batch // devices)
+    samples = f"{share:,} samples per device ({batch:,} in all)"
+    if devices == 1 or budget.uses_one_device:
+        samples = f"{batch:,} samples per step"
+    words = [budget.target, _devices(budget), _parallelism(budget), samples]
+    return " · ".join(filter(None, words))
+
+
+def _devices(budget: Budget) -> str:
+    kind = DEVICE_NAMES.get(str(budget.plan.device), str(budget.plan.device))
+    name = f"{kind} device" if kind == "CPU" else kind
+    return pluralize(budget.devices, name)
+
+
+def _parallelism(budget: Budget) -> str:
+    if budget.parallelism:
+        return budget.parallelism.partition(",")[0]
+    if budget.devices == 1:
+        return ""
+    return {"ddp": "DDP", "dp": "one process"}.get(
+        str(budget.plan.strategy), str(budget.plan.strategy)
+    )
+
+
+def format_ms(value: float) -> str:
+    """Milliseconds with three significant digits: ``38.0``, ``4.52``, ``0.31``, ``1,234``."""
+    size = abs(value)
+    return f"{value:z,.{0 if size >= 999.95 else 1 if size >= 9.995 else 2}f}"
+
+
+def format_percent(fraction: float) -> str:
+    """``56 %``; below one percent ``<1 %``."""
+    return "<1 %" if 0 < fraction < 0.005 else f"{100 * fraction:z.0f} %"
+
+
+def format_factor(factor: Interval, *, always: bool = False) -> str:
+    """``1.86x``, with its interval where it is wide: ``1.86x (1.41–2.20)``."""
+    text = f"{factor.value:.2f}x"
+    if factor.low is None or factor.high is None or f"{factor.low:.2f}" == f"{factor.high:.2f}":
+        return text
+    if factor.high > 10 * factor.value:
+        return f"{text} ({factor.low:.2f} or more)"
+    wide = max(factor.high - factor.value, factor.value - factor.low)
+    if always or wide > UNCERTAIN_FRACTION * factor.value:
+        text += f" ({factor.low:.2f}–{factor.high:.2f})"
+    return text
+
+
+def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
+    if budget.training_errors:
+        return f"Wrong training: {budget.training_errors[0]}.", "wrong"
+    if _uses_one_of_several(budget):
+        return _one_process_headline(budget), "costly"
+    bound = budget.lower_bound
+    costs, step = account.costs, account.step_ms.value
+    if bound is not None and bound.lost_ms > max([0.02 * step, *(row.ms.value for row in costs)]):
+        least = "" if bound.is_complete else "more than "
+        return (
+            f"Every epoch ends with {least}{bound.seconds:.2g} s without a step: "
+            f"{least}{format_ms(bound.lost_ms)} ms per step."
+        ), "costly"
+    if budget.devices_cannot_help:
+        return explain_no_speedup(budget)[0], "costly"
+    rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
+    largest = max((row.ms.value for row in costs), default=0.0)
+    missing = budget.is_time_missing(rest)
+    if missing and rest.value > largest:
+        known = ""
+        if costs:
+            known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
+        return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
+    if costs:
+        row = costs[0]
+        text = f"{_cost_phrase(budget, row)}: {_of_step(row.ms.value, step)}"
+        if not row.significant:
+            phrase = _cost_phrase(budget, row)
+            ms = f"{format_ms(row.ms.value)} ({format_ms(row.ms.low or 0)}–{format_ms(row.ms.high or 0)})"
+            text = (
+                f"Probably {phrase[0].lower()}{phrase[1:]}: {ms} of {format_ms(step)} ms per step"
+            )
+        return f"{text}.", "costly"
+    if budget.skipped_causes:
+        return "No cost found yet, but not everything was tested.", "unknown"
+    if rest.high is not None and rest.high > NOISE_FRACTION * step:
+        return (
+            f"No cost stands out of the noise, which can hide {format_ms(rest.high)} of "
+            f"{format_ms(step)} ms per step."
+        ), "unknown"
+    return "Healthy: nothing worth fixing.", "healthy"
+
+
+def _of_step(ms: float, step_ms: float) -> str:
+    return f"{format_ms(ms)} of {format_ms(step_ms)} ms per step ({format_percent(ms / step_ms)})"
+
+
+def _who(budget: Budget, verb: str) -> str:
+    if budget.devices == 1:
+        return f"The device {verb}s"
+    return f"Both devices {verb}" if budget.devices == 2 else f"All {budget.devices} devices {verb}"
+
+
+def _cost_phrase(budget: Budget, row: AccountRow) -> str:
+    part = row.parts[0][0] if row.parts else ""
+    phrases = {
+        "data-loader": f"{_who(budget, 'wait')} for the data loader",
+        "communication": "Gradient communication is not hidden by compute",
+        "copies": "Host-to-device copies are not hidden by compute",
+        "launch": "Fixed work per step (kernel launches) does not shrink with the batch",
+        "epoch-boundary": "Time passes between epochs or between steps",
+        "imbalance": "Ranks wait for the slowest rank",
+        "threads": "The processes contend for the cores of the host",
+        "layout": "Tensors are rearranged in memory",
+        "memory": "The allocator runs out of device memory and retries",
+        "single-process": f"One process drives all {budget.devices} devices",
+        "synchronization": f"Synchronization slows the step ({part})"
+        if part
+        else "Synchronization slows the step",
+    }
+    return phrases[row.id]
+
+
+def _uses_one_of_several(budget: Budget) -> bool:
+    return budget.devices > 1 and budget.uses_one_device
+
+
+def _one_process_headline(budget: Budget) -> str:
+    change = next((one for one in budget.changes if one.row == "single-process"), None)
+    uses = f"{budget.target} uses one process"
+    if change is None or change.factor is None or change.samples_per_s is None:
+        return f"{uses}: what {budget.devices} processes would gain was not measured."
+    if change.factor.value < 1 + MIN_STEP_FRACTION:
+        return (
+            f"{uses}, and {budget.devices} processes would not be faster here: "
+            f"{format_factor(change.factor)}."
+        )
+    return (
+        f"{uses}: {budget.devices} processes would train {format_factor(change.factor)} as fast, "
+        f"at up to {change.samples_per_s.value:,.0f} samples/s."
+    )
+
+
+def _notices(budget: Budget) -> tuple[str, ...]:
+    found = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
+    if any(NO_GRADIENT_EXCHANGE in text for text in budget.training_errors):
+        found.append("Next: wrap the model in DistributedDataParallel.")
+    return (*found, *filter(None, [budget.headline]))
+
+
+def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | None:
+    """The change for the costliest row; never that of another row in its place."""
+    if _uses_one_of_several(budget):
+        change = next((one for one in budget.changes if one.row == "single-process"), None)
+        worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
+        return change if worth else None
+    bound = budget.lower_bound
+    if bound is not None and bound.lost_ms > max((row.ms.value for row in costs), default=0.0):
+        return Change(row="epoch-boundary", location="", code=bound.fix)
+    if not costs:
+        return None
+    found = next((one for one in budget.changes if one.row == costs[0].id), None)
+    return None if found is None or _is_slower(found) else found
+
+
+def _factor(change: Change) -> float:
+    return change.factor.value if change.factor is not None else 1.0
+
+
+def _is_slower(change: Change) -> bool:
+    return _factor(change) < 1
+
+
+def _no_change(budget: Budget, costs: tuple[AccountRow, ...], change: Change | None) -> str:
+    if change is not None:
+        return ""
+    if budget.devices_cannot_help:
+        return " ".join(explain_no_speedup(budget)[1:])
+    return f"No change for {costs[0].label} is known to help." if costs else ""
+
+
+def _more_changes(budget: Budget, first: Change | None) -> tuple[Change, ...]:
+    others = (one for one in budget.changes if first is None or one.row != first.row)
+    return tuple(one for one in others if not _is_slower(one)) if first is not None else ()
+
+
+def _gain(budget: Budget, change: Change) -> str:
+    if change.factor is None or change.samples_per_s is None:
+        return ""
+    now, then = budget.n_devices.samples_per_s.value, change.samples_per_s.value
+    at_most = "" if change.measured else "up to "
+    factor = format_factor(change.factor)
+    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {at_most}{factor} as fast"
+
+
+def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
+    if len(change.alternatives) < 2:
+        return ()
+    head = (change.varied, *(one.value for one in change.alternatives))
+    steps = ("ms per step", *(format_ms(one.step_ms.value) for one in change.alternatives))
+    return head, steps
+
+
+def _rows(account: StepAccount) -> tuple[ViewRow, ...]:
+    step = account.step_ms.value
+    rows = []
+    for place, row in enumerate(account.costs):
+        parts = [(name, ms) for name, ms in row.parts if row.id == "data-loader"]
+        split = len(parts) == 2 and any(name == WAITING for name, _ in parts)
+        note = "next" if place == 1 else ""
+        for label, ms in parts if split else [(row.label, row.ms)]:
+            if abs(ms.value) >= 0.005 * step:
+                rows.append(ViewRow(label=label, ms=ms, fraction=ms.value / step, note=note))
+    others = [row for row in account.rows if not row.causes]
+    ends = [
+        ViewRow(
+            label=row.label if row.ms.value >= 0 else "overlap of these costs",
+            ms=row.ms,
+            fraction=row.ms.value / step,
+        )
+        for row in others
+        if row.id == "compute" or abs(row.ms.value) >= 0.005 * step
+    ]
+    compute = [row for row in ends if row.label == ROW_LABELS["compute"]]
+    ordered = sorted([*rows, *compute], key=lambda row: -row.fraction)
+    return (*ordered, *ends[len(compute) :])
+
+
+def _summary(budget: Budget, account: StepAccount) -> str:
+    if budget.devices == 1 or budget.training_errors:
+        return ""
+    if _uses_one_of_several(budget):
+        return f"Now {budget.n_devices.samples_per_s.value:,.0f} samples/s in one process."
+    speedup, n = budget.speedup, budget.devices
+    factor, _, interval = format_factor(speedup, always=True).partition(" ")
+    text = f"{n} devices are {' '.join(filter(None, [factor, 'one', interval]))}"
+    if speedup.value > (1 + MIN_STEP_FRACTION) * n:
+        noise = speedup.low is None or speedup.low <= n
+        why = "noise" if noise else "possible only if one device is short of something they share"
+        return f"{text}; more than {n}x is {why}."
+    loader = next((row for row in account.costs if row.id == "data-loader"), None)
+    own = loader.one_device_ms if loader is not None else None
+    if own is not None and own.value > STARVED_FRACTION * account.step_ms.value:
+        first = ": fix that first" if account.costs[0] is loader else ""
+        return f"{text}, but one device starves too{first}."
+    return f"{text}."
+
+
+def _before_edit(budget: Budget, previous: Previous | None) -> str:
+    if previous is None or previous.devices != budget.devices:
+        return ""
+    now = budget.n_devices.samples_per_s.value
+    return (
+        f"{previous.samples_per_s:,.0f} → now {now:,.0f} samples/s: "
+        f"{now / previous.samples_per_s:.2f}x as fast as before the edit"
+    )
+
+
+def _untested(budget: Budget) -> str:
+    groups: dict[str, list[str]] = {}
+    known = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
+    for cause, reason in budget.unmeasured:
+        if cause not in budget.not_applicable and cause not in known:
+            groups.setdefault(reason, []).append(CAUSE_NAMES.get(cause, cause))
+    late = groups.pop(NOT_ENOUGH_TIME, [])
+    texts = [f"{join_words(late)} (no time left)"] if late else []
+    texts += [f"{join_words(causes)} (failed or impossible here)" for causes in groups.values()]
+    return f"Not tested: {', '.join(texts)}." if texts else ""
+
+
+def _caveats(budget: Budget) -> str:
+    names = []
+    for caveat in budget.caveats:
+        if caveat.kind in NOT_UNCERTAIN:
+            continue
+        form = CAVEAT_NAMES.get(caveat.kind, caveat.kind.replace("_", " "))
+        if "{value" in form:
+            form = form.format(value=caveat.value) if caveat.value is not None else "a busy host"
+        names.append(form)
+    return f"Uncertain: {', '.join(dict.fromkeys(names))}." if names else ""
+
+
+def _firmer(budget: Budget, budget_s: float | None) -> str:
+    uncertain = any(caveat.kind not in NOT_UNCERTAIN for caveat in budget.caveats)
+    if budget_s is None or not (uncertain or budget.skipped_causes):
+        return ""
+    longer = next((seconds for seconds in BUDGETS_S if seconds > budget_s), 3 * budget_s)
+    return f"Firmer: --budget {format_budget(longer)} continues from here."
+
+
+def format_budget(seconds: float) -> str:
+    """A ``--budget`` value: ``90s`` or ``3m``."""
+    whole = round(seconds)
+    return f"{whole // 60}m" if whole % 60 == 0 else f"{whole}s"
