@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import torch
 
 from nfold.core.errors import UsageError
+from nfold.core.source_location import is_user_code
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.nested_tensors import TensorTree, flatten_tensors
 from nfold.engines.torch.step.cuda_graph import (
@@ -29,14 +30,6 @@ from nfold.engines.torch.step.cuda_graph import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-INTERNAL_PATHS = (
-    "/torch/",
-    "/nfold/engines/",
-    "/nfold/instrument/",
-    "/nfold/sandbox/",
-    "/nfold/api.py",
-)
-"""Parts of the paths of files whose lines are not the user's."""
 
 
 class StepBookkeeping(Protocol):
@@ -173,5 +166,5 @@ class _BookkeepingGraph:
 
 def _user_line(error: BaseException | None) -> str | None:
     frames = traceback.extract_tb(error.__traceback__ if error else None)
-    own = [f for f in frames if not any(part in f.filename for part in INTERNAL_PATHS)]
+    own = [frame for frame in frames if is_user_code(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,22 @@ def test_what_cannot_be_captured_runs_and_says_once_which_line() -> None:
         training.step(torch.ones(2))
     assert training.prepared.steps == WARM_UP_CALLS + 2
     assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP_CALLS + 2) * 0.5))
+
+
+def test_warning_names_a_user_line_below_a_folder_named_torch(tmp_path: Path) -> None:
+    script = tmp_path / "torch" / "train.py"
+    script.parent.mkdir()
+    script.write_text("def step(values):\n    raise RuntimeError('not permitted')\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(script.read_text(), script, "exec"), namespace)  # noqa: S102
+    calls = iter(range(WARM_UP_CALLS))
+
+    def step(values: Tensor) -> Tensor:
+        return values if next(calls, None) is not None else namespace["step"](values)
+
+    captured = CapturedStep(step, Training().books, Notes([]))
+    with pytest.warns(UserWarning, match=rf"{script}:2 \("), pytest.raises(RuntimeError):
+        _times(WARM_UP_CALLS + 1, captured)
 
 
 def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
