@@ -55,6 +55,9 @@ CASES: dict[str, dict[str, Any]] = {
         "plan": {"input": "resident", "accumulate": 4},
         "free_bytes": RESIDENT_BYTES,
     },
+    "evaluation_summed": {"evaluate": "run.sum"},
+    "evaluation_all_reduced": {"evaluate": "all_reduce"},
+    "evaluation_not_summed": {"evaluate": "none", "folder": "evaluated", "epochs": 4},
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -74,7 +77,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         launch(SCRIPT, world, str(folder / "cases.json"), str(folder))
         for case in CASES:
             files = [folder / f"{case}-{rank}.json" for rank in range(world)]
-            results[case, world] = [json.loads(f.read_text()) for f in files if f.exists()]
+            results[case, world] = [
+                {
+                    **json.loads(f.read_text()),
+                    "warnings": json.loads(f.with_suffix(".warnings").read_text()),
+                }
+                for f in files
+                if f.exists()
+            ]
     return results
 
 
@@ -165,6 +175,17 @@ def test_an_evaluation_counts_every_sample_once(found: Found, world: int) -> Non
     assert {rank["count"] for rank in ranks} == {37}
     assert sum(rank["own_count"] for rank in ranks) == 37
     assert {rank["right"] for rank in ranks} == {found["plain", 1][0]["right"]}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_rank_0_warns_once_about_an_evaluation_that_was_not_summed(
+    found: Found, world: int
+) -> None:
+    def count(case: str) -> list[int]:
+        return [sum("run.sum" in text for text in rank["warnings"]) for rank in found[case, world]]
+
+    assert count("evaluation_summed") == count("evaluation_all_reduced") == [0] * world
+    assert count("evaluation_not_summed") == [int(world > 1)] + [0] * (world - 1)
 
 
 def test_means_are_weighted(found: Found) -> None:

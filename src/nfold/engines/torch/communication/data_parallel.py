@@ -237,6 +237,12 @@ def barrier(world_size: int) -> None:
         dist.barrier(device_ids=[torch.cuda.current_device()] if _on_cuda() else None)
 
 
+def collective_count() -> int:
+    """Return how many collectives the default process group has started on this rank."""
+    count: int = dist.group.WORLD._get_sequence_number_for_group()
+    return count
+
+
 def _on_cuda() -> bool:
     return dist.get_backend() == "nccl"
 

@@ -29,6 +29,7 @@ from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
     average_buffers,
+    collective_count,
     measure_bucket_bytes,
     sum_over_ranks,
     weighted_mean,
@@ -101,6 +102,11 @@ def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+EVALUATION_WARNING = (
+    "each of {ranks} devices evaluated its own part of the data, and nothing was summed over the "
+    "devices before training continued: results are those of one part; next: "
+    "correct = run.sum(correct) after the evaluation loop, before dividing by the number of samples"
+)
 
 
 class UserRun:
@@ -121,6 +127,8 @@ class UserRun:
         self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
+        # Collectives before the evaluation whose results no collective has combined yet.
+        self._collectives_before_evaluation: int | None = None
         Precision(plan.precision or "fp32", job.device)
 
     @property
@@ -260,10 +268,14 @@ class UserRun:
     def _begin_training(self) -> None:
         self._report_training()
         self._bookkeeping.begin_epoch()
-        found = self._prepared.missing_reason()
-        if found is not None and self.is_main and found not in self._warned:
-            self._warned.add(found)
-            warnings.warn(found, stacklevel=3)
+        reasons = [self._prepared.missing_reason()]
+        if self._evaluation_not_reduced():
+            reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
+        self._collectives_before_evaluation = None
+        for reason in reasons:
+            if reason is not None and self.is_main and reason not in self._warned:
+                self._warned.add(reason)
+                warnings.warn(reason, stacklevel=3)  # the loop over run.loader
 
     def _report_training(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
@@ -275,6 +287,12 @@ class UserRun:
         self._report_evaluation()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
+        if self.world_size > 1:
+            self._collectives_before_evaluation = collective_count()
+
+    def _evaluation_not_reduced(self) -> bool:
+        before = self._collectives_before_evaluation
+        return before is not None and collective_count() == before
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Mark the function that makes one optimizer step, so that the plan may speed it up.
@@ -325,9 +343,10 @@ class UserRun:
             )
         self._resumed.add(place)
         self._report_training()
+        not_reduced = self._evaluation_not_reduced()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
-        return state.save_checkpoint(
+        written = state.save_checkpoint(
             self._prepared,
             place,
             self._job,
@@ -336,6 +355,9 @@ class UserRun:
             keep=keep,
             wait=self._wait,
         )
+        if not_reduced:  # the collectives of a checkpoint do not count
+            self._collectives_before_evaluation = collective_count()
+        return written
 
     def resume(self, folder: str | Path) -> dict[str, Any] | None:
         """Go on from the newest checkpoint in ``folder``: its own values, or None without one.

@@ -140,7 +140,7 @@ def test_warning_names_a_user_line_below_a_folder_named_torch(tmp_path: Path) ->
     script.parent.mkdir()
     script.write_text("def step(values):\n    raise RuntimeError('not permitted')\n")
     namespace: dict[str, Any] = {}
-    exec(compile(script.read_text(), script, "exec"), namespace)  # noqa: S102
+    exec(compile(script.read_text(), script, "exec"), namespace)
     calls = iter(range(WARM_UP_CALLS))
 
     def step(values: Tensor) -> Tensor:
