@@ -1,8 +1,8 @@
-"""A folder of checkpoints as it is seen without any framework: which is newest, how far it came.
+"""Find checkpoints in a folder without any framework: which is newest, which is damaged.
 
-A checkpoint is a folder ``step-N``; while one replaces another of the same name, the old one is
-``step-N.before``. Those of ``nfold train`` are in ``run-K`` of the chosen folder, K counting how
-often training was begun anew, and say in ``trained.json`` what they are.
+A checkpoint is a folder ``step-N``. While it is replaced by another one of the same name, it is
+called ``step-N.before``. ``nfold train`` keeps its checkpoints in ``run-K`` of the chosen folder,
+where K counts how often training started from scratch, and describes each in ``trained.json``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from nfold.core.serialization import deserialize, serialize
 REPLACED_SUFFIX = ".before"
 CHECKPOINT_NAME = re.compile(rf"step-(\d+)({re.escape(REPLACED_SUFFIX)})?")
 ATTEMPT_NAME = re.compile(r"run-(\d+)")
-METADATA_FILE = "trained.json"
+METADATA_STEM = "trained"
+METADATA_FILE = f"{METADATA_STEM}.json"
+PROGRESS_PART = "progress"
 LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointMetadata:
-    """What a checkpoint of ``nfold train`` says of itself: of what run, and its epochs so far."""
+    """The training that a checkpoint of ``nfold train`` belongs to, and its epochs so far."""
 
     cell: str
     workload: str
@@ -39,7 +41,7 @@ class CheckpointMetadata:
 
 
 def sorted_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints by their steps; one that was about to be replaced comes before its successor."""
+    """Return the checkpoints by their steps, ``step-N.before`` before ``step-N``."""
     found = [
         (m, path) for path in folder.glob("step-*") if (m := CHECKPOINT_NAME.fullmatch(path.name))
     ]
@@ -47,9 +49,67 @@ def sorted_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the most steps, or None where there is none."""
+    """Return the readable checkpoint with the most steps, or None for a folder without any.
+
+    If all checkpoints are damaged, returns the newest: reading it raises DataCorrupt.
+    """
     found = sorted_checkpoints(folder)
-    return found[-1] if found else None
+    return next(filter(is_readable, reversed(found)), found[-1] if found else None)
+
+
+def skipped_checkpoints_warning(folder: Path) -> str | None:
+    """Return one line about damaged checkpoints newer than the one to resume from, or None."""
+    found = sorted_checkpoints(folder)
+    newest = newest_checkpoint(folder)
+    skipped = found[found.index(newest) + 1 :] if newest else []
+    if not skipped:
+        return None
+    names = ", ".join(path.name for path in skipped)
+    return f"{folder}: {names} cannot be read; resuming from {newest.name if newest else None}"
+
+
+def is_readable(checkpoint: Path) -> bool:
+    """Return whether every part of a checkpoint is present and has its full length.
+
+    A part is a JSON file and a safetensors file. Of tensors only the header is read.
+    """
+    try:
+        texts = {path.stem: json.loads(path.read_text()) for path in checkpoint.glob("*.json")}
+        tensors = {path.stem for path in checkpoint.glob("*.safetensors") if _is_whole(path)}
+        required = _required_parts(texts)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return required <= texts.keys() and required <= tensors
+
+
+def _is_whole(safetensors: Path) -> bool:
+    """The format: the header's length in 8 bytes, a JSON header with offsets, the numbers."""
+    with safetensors.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if 8 + header_bytes > safetensors.stat().st_size:
+            return False
+        header = json.loads(file.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return bool(safetensors.stat().st_size == 8 + header_bytes + max(ends, default=0))
+
+
+def _required_parts(texts: dict[str, Any]) -> set[str]:
+    if METADATA_STEM in texts:
+        return {"model", "optimizer", "scaler", "rank-0", *texts} - {METADATA_STEM}
+    progress = dict(texts[PROGRESS_PART]["mapping"])
+    return {*progress["parts"], *(f"random-{rank}" for rank in range(progress["ranks"])), *texts}
+
+
+def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
+    """Return the checkpoints up to ``newest`` except its ``keep`` last readable ones.
+
+    A checkpoint with more steps than ``newest`` is one that was skipped as damaged. It stays until
+    training has passed it.
+    """
+    found = sorted_checkpoints(newest.parent)
+    older = found[: found.index(newest)]
+    readable = [path for path in older if is_readable(path)]
+    return [path for path in older if path not in readable[max(0, len(readable) - (keep - 1)) :]]
 
 
 def list_attempts(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ from nfold.engines.checkpoint_folder import (
     REPLACED_SUFFIX,
     CheckpointMetadata,
     newest_checkpoint,
-    sorted_checkpoints,
+    skipped_checkpoints_warning,
+    superseded_checkpoints,
     write_metadata,
 )
 from nfold.engines.torch.communication.data_parallel import barrier
@@ -64,8 +66,6 @@ def read_part(folder: Path, name: str) -> Any:
     try:
         tensors = load_file(folder / f"{name}.safetensors")
         rest = json.loads((folder / f"{name}.json").read_text())
-    except FileNotFoundError:
-        raise
     except Exception as error:
         raise DataCorrupt(f"{folder / name}: the checkpoint cannot be read ({error})") from None
     return _with_tensors(rest, tensors)
@@ -118,7 +118,7 @@ def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
     staging.rename(final)
     _fsync(final.parent)
     shutil.rmtree(before, ignore_errors=True)
-    for path in sorted_checkpoints(final.parent)[:-keep]:
+    for path in superseded_checkpoints(final, keep):
         shutil.rmtree(path)
 
 
@@ -186,6 +186,8 @@ class FolderCheckpointer(Checkpointer):
         found = newest_checkpoint(self._folder)
         if found is None:
             return super().resume()
+        if self.task.rank == 0 and (skipped := skipped_checkpoints_warning(self._folder)):
+            warnings.warn(skipped, stacklevel=2)
         state = self._state
         state.module.load_state_dict(read_part(found, "model"))
         state.optimizer.load_state_dict(read_part(found, "optimizer"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from made import task
+from nfold.core.errors import DataCorrupt
 from nfold.core.measurement import Epoch, RankSamples, Window
 from nfold.engines.base import Task
 from nfold.engines.checkpoint_folder import newest_checkpoint, read_metadata
@@ -96,6 +98,20 @@ def test_every_second_epoch_and_the_last_are_kept_one_at_a_time(tmp_path: Path) 
     last = newest_checkpoint(tmp_path)
     assert last is not None
     assert len(read_metadata(last).epochs) == 5
+
+
+def test_training_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
+    build_checkpointer(_task(tmp_path), _state()).save(_samples(2), 20)
+    (tmp_path / "step-30").mkdir()
+    with pytest.warns(UserWarning, match="step-30 cannot be read; resuming from step-20"):
+        earlier = build_checkpointer(_task(tmp_path), _state()).resume()
+    assert len(earlier.epochs) == 2
+
+
+def test_only_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "step-30").mkdir()
+    with pytest.raises(DataCorrupt, match="step-30"):
+        build_checkpointer(_task(tmp_path), _state()).resume()
 
 
 def test_without_a_folder_nothing_is_kept() -> None:

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
-from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.checkpoint_folder import newest_checkpoint, skipped_checkpoints_warning
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.communication import data_parallel
@@ -370,6 +370,8 @@ class UserRun:
         found = newest_checkpoint(place)
         if found is None:
             return None
+        if self.is_main and (skipped := skipped_checkpoints_warning(place)):
+            warnings.warn(skipped, stacklevel=2)
         kept = state.load_checkpoint(self._prepared, found, self._job, self._scale)
         for optimizer in self._prepared.optimizers if self._captures else ():
             make_capturable(optimizer, self.device)
