@@ -117,6 +117,6 @@ def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
     refused = run(Workload.parse("digits"), asked, machine=host, options=options)
     assert refused.status == "oom"
     assert refused.cause is not None
-    sizes = ("'resident' needs 0.000193 GiB, sharded 9.64e-05 GiB,", "free 0.000114 GiB")
+    sizes = ("needs 0.000193 GiB (9.64e-05 GiB sharded)", "free 0.000114 GiB")
     for said in (*sizes, "next: --input loader"):
         assert said in refused.cause.text

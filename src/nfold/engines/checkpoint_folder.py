@@ -1,7 +1,7 @@
 """Find checkpoints in a folder without any framework: which is newest, which is damaged.
 
 A checkpoint is a folder ``step-N``. While it is replaced by another one of the same name, it is
-called ``step-N.before``. ``nfold train`` keeps its checkpoints in ``run-K`` of the chosen folder,
+called ``step-N.before``. ``nfold train`` saves checkpoints in ``run-K`` of the chosen folder,
 where K counts how often training started from scratch, and describes each in ``trained.json``.
 """
 
@@ -58,7 +58,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def skipped_checkpoints_warning(folder: Path) -> str | None:
-    """Return one line about damaged checkpoints newer than the one to resume from, or None."""
+    """Return a line about damaged checkpoints newer than ``newest_checkpoint``, or None."""
     found = sorted_checkpoints(folder)
     newest = newest_checkpoint(folder)
     skipped = found[found.index(newest) + 1 :] if newest else []
@@ -103,8 +103,8 @@ def _required_parts(texts: dict[str, Any]) -> set[str]:
 def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
     """Return the checkpoints up to ``newest`` except its ``keep`` last readable ones.
 
-    A checkpoint with more steps than ``newest`` is one that was skipped as damaged. It stays until
-    training has passed it.
+    A checkpoint with more steps than ``newest`` was skipped as damaged. It stays until training
+    has passed it.
     """
     found = sorted_checkpoints(newest.parent)
     older = found[: found.index(newest)]
@@ -113,26 +113,26 @@ def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
 
 
 def list_attempts(folder: Path) -> list[Path]:
-    """The folders ``run-K``, in the order in which they were begun."""
+    """Return the folders ``run-K`` by K."""
     found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
 
 
 def select_attempt(folder: Path, *, restart: bool) -> Path:
-    """The latest attempt that has a checkpoint, to go on with; ``again``: one that is new."""
-    begun = list_attempts(folder)
-    kept = [path for path in begun if newest_checkpoint(path) is not None]
-    if kept and not restart:
-        return kept[-1]
-    last = ATTEMPT_NAME.fullmatch(begun[-1].name) if begun else None
+    """Return the latest attempt with a checkpoint; a new one if none, or to ``restart``."""
+    attempts = list_attempts(folder)
+    resumable = [path for path in attempts if newest_checkpoint(path) is not None]
+    if resumable and not restart:
+        return resumable[-1]
+    last = ATTEMPT_NAME.fullmatch(attempts[-1].name) if attempts else None
     return folder / f"run-{int(last[1]) + 1 if last else 1}"
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder of attempts for one process; UsageError where another one trains into it.
+    """Hold a folder of attempts for one process. Raises UsageError if another one trains into it.
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases the lock when the process ends for any reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as lock:
@@ -140,23 +140,22 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"another nfold trains into {folder}; next: wait for it, or --checkpoint FOLDER"
+                f"another nfold process trains into {folder}; next: wait for it, or --checkpoint FOLDER"
             ) from None
         yield
 
 
 def write_metadata(folder: Path, metadata: CheckpointMetadata) -> None:
-    """Write what a checkpoint is, beside its parts."""
     (folder / METADATA_FILE).write_text(json.dumps(serialize(metadata)))
 
 
 def read_metadata(folder: Path) -> CheckpointMetadata:
-    """What a checkpoint is; DataCorrupt names one that does not say it."""
+    """Return the description of a checkpoint. Raises DataCorrupt if it cannot be read."""
     try:
-        trained = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
-        Plan.from_dict(trained.plan)
+        metadata = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
+        Plan.from_dict(metadata.plan)
     except (OSError, ValueError) as error:
         raise DataCorrupt(
             f"{folder / METADATA_FILE} cannot be read ({error}); next: --again starts over"
         ) from None
-    return trained
+    return metadata

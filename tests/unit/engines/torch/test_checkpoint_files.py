@@ -51,7 +51,7 @@ def test_keys_that_read_the_same_keep_their_own_tensors(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the state of part cannot be kept"):
+    with pytest.raises(UsageError, match="the state of part cannot be saved"):
         files.write_part(tmp_path, "part", {"function": print})
 
 

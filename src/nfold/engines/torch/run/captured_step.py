@@ -1,8 +1,7 @@
-"""``run.step``: the user's function that makes one step, replayed as a CUDA graph.
+"""``run.step``: a user's function that makes one step, replayed as a CUDA graph.
 
-Its first calls run as they are. From then on its kernels are replayed without its Python, so
-what it does besides computing is not repeated: what it returns is all that comes out. Where it
-cannot be captured it runs eagerly, and one warning names the line.
+The first calls run eagerly. A replay runs its kernels without its Python: only the return value
+leaves it. If it cannot be captured, it runs eagerly, and one warning names the line.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ R = TypeVar("R")
 
 
 class StepBookkeeping(Protocol):
-    """What a run keeps in Python about its steps, which a replay leaves out."""
+    """The Python state of a run that a replay does not update by itself."""
 
     @property
     def device(self) -> torch.device:
-        """Where tensors must be before a recording reads them."""
+        """The device of the step's tensors."""
 
     def captured_state(self) -> Hashable:
         """Everything besides tensors that a step depends on now."""
@@ -46,17 +45,17 @@ class StepBookkeeping(Protocol):
         """How often each learning rate that is a tensor was changed in place."""
 
     def begin_recording(self) -> None:
-        """A call is recorded from here on: note what Python does in it."""
+        """Defer Python changes from here on."""
 
     def abandon_recording(self) -> None:
-        """A recording ended with an error."""
+        """Recover from a recording that ended with an error."""
 
     def end_recording(self) -> Callable[[], None]:
-        """The recording is over; returns what repeats what was noted, after a replay."""
+        """End the recording; return a function that applies its changes after a replay."""
 
 
 class CapturedStep:
-    """The user's function. Called like it; every set of shapes and settings has its own graph."""
+    """The user's function. Every set of shapes and settings has its own graph."""
 
     def __init__(
         self, function: Callable[..., Any], bookkeeping: StepBookkeeping, recorder: GraphRecorder
@@ -70,22 +69,21 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._captured is None:
             return self._function(*args, **kwargs)
-        tensors, form = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
+        tensors, tree = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
         try:
-            return self._captured(tensors, form, self._bookkeeping.captured_state())
+            return self._captured(tensors, tree, self._bookkeeping.captured_state())
         except CaptureFailed as failed:
             self._give_up(failed.__cause__)
             return self._function(*args, **kwargs)
 
     def close(self) -> None:
-        """Reset the graphs."""
         if self._captured is not None:
             self._captured.close()
 
-    def _call(self, *given: Any) -> Any:
-        *tensors, form, _ = given
-        assert isinstance(form, TensorTree)
-        args, kwargs = form.fill(iter(tensors))
+    def _call(self, *arguments: Any) -> Any:
+        *tensors, tree, _ = arguments
+        assert isinstance(tree, TensorTree)
+        args, kwargs = tree.fill(iter(tensors))
         return self._function(*args, **kwargs)
 
     def _give_up(self, cause: BaseException | None) -> None:
@@ -102,17 +100,16 @@ class CapturedStep:
 
 
 def captured_step(function: Callable[P, R], bookkeeping: StepBookkeeping) -> Callable[P, R]:
-    """The function as a captured step; its graphs are reset when the script ends."""
-    made = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
-    atexit.register(made.close)
-    return wraps(function)(made)
+    """Return the function as a captured step; its graphs are reset when the script ends."""
+    step = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
+    atexit.register(step.close)
+    return wraps(function)(step)
 
 
 def warn_needs_gpu(function: Callable[..., Any]) -> None:
-    """Warn that a function was to be captured where there is no GPU."""
     name, line = _describe(function)
     warnings.warn(
-        f"step 'captured' needs a GPU: {name} ({line}) runs as it is",
+        f"step 'captured' needs a GPU: {name} ({line}) runs eagerly",
         stacklevel=3,
     )
 
@@ -126,8 +123,6 @@ def _describe(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 class _BookkeepingRecorder:
-    """A recorder whose graphs repeat, after every replay, what Python noted while recording."""
-
     def __init__(self, recorder: GraphRecorder, bookkeeping: StepBookkeeping) -> None:
         self.run_on_capture_stream = recorder.run_on_capture_stream
         self._recorder = recorder
@@ -152,8 +147,6 @@ class _BookkeepingRecorder:
 
 
 class _BookkeepingGraph:
-    """A graph, and what Python does after each of its replays."""
-
     def __init__(self, graph: RecordedGraph, repeat: Callable[[], None]) -> None:
         self.reset = graph.reset
         self._graph = graph
@@ -166,5 +159,7 @@ class _BookkeepingGraph:
 
 def _user_line(error: BaseException | None) -> str | None:
     frames = traceback.extract_tb(error.__traceback__ if error else None)
-    own = [frame for frame in frames if is_user_code(frame.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else None
+    for frame in reversed(frames):
+        if is_user_code(frame.filename):
+            return f"{frame.filename}:{frame.lineno} ({frame.line})"
+    return None

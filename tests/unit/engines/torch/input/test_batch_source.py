@@ -146,10 +146,10 @@ def test_each_gpu_holds_a_copy_or_a_shard(monkeypatch: pytest.MonkeyPatch) -> No
     assert _chosen(monkeypatch, 50 * 72, asked, gpu) == "ResidentSource"
     assert _chosen(monkeypatch, 50 * 72 - 1, asked, gpu) == "ShardedSource"
     assert _chosen(monkeypatch, 1260, asked, gpu) == "ShardedSource"
-    sizes = "2.68e-06 GiB, sharded 9.39e-07 GiB, on each of 3 GPUs"
+    sizes = r"2.68e-06 GiB \(9.39e-07 GiB sharded\) on each of 3 GPUs"
     with pytest.raises(OutOfMemory, match=sizes):
         _chosen(monkeypatch, 1259, asked, gpu)
-    with pytest.raises(OutOfMemory, match="on cuda:2, of whose"):
+    with pytest.raises(OutOfMemory, match="on cuda:2;"):
         _chosen(monkeypatch, 1260, task(input="resident"), gpu)
 
 

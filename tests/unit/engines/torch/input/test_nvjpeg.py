@@ -112,10 +112,10 @@ def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"decode": "device", "augment": "cpu"}, "augmented there"),
+        ({"decode": "device", "augment": "cpu"}, "augmented on the device"),
         ({"decode": "device", "augment": "device", "device": "cpu"}, "needs a GPU"),
         ({"decode": "device", "augment": "device", "cache": "decoded"}, "leaves nothing"),
-        ({"input": "resident", "decode": "device"}, "decoded once, by the host"),
+        ({"input": "resident", "decode": "device"}, "decoded once, on the host"),
     ],
 )
 def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None:

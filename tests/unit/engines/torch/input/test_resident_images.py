@@ -77,18 +77,18 @@ def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> Non
     assert 0 < exact < 2 * len(SIZES)
 
 
-def test_a_reader_is_told_of_photographs_whose_boxes_are_means() -> None:
+def test_a_note_counts_photographs_with_reduced_boxes() -> None:
     _, source = batches(asked(input="resident"), 0)
     assert isinstance(source, ResidentImageSource)
     ((kind, text),) = source.notes
     assert kind == "resident_means"
-    assert text.startswith("3 of 8 resident photographs are so large")
+    assert "3 of 8 resident photographs" in text
     part = load_photographs(asked(input="resident").plan, parameters(WORKLOAD)).train
     assert image_files.reduction_note(part, 400) == ()
 
 
 def test_what_does_not_fit_is_refused_with_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "free", lambda *_: 2**20)
+    monkeypatch.setattr(image_files, "available_bytes", lambda *_: 2**20)
     with pytest.raises(OutOfMemory, match=r"needs 0.00\d+ GiB on the host \(1 ranks\).*loader"):
         batches(asked(input="resident"), 0)
 

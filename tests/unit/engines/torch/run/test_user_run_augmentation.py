@@ -131,7 +131,7 @@ def test_bad_operations_are_refused() -> None:
         Images("flip")  # type: ignore[arg-type]  # the error is about that
     with pytest.raises(UsageError, match="mean"):
         Images(mean=(0.5,))
-    with pytest.raises(UsageError, match="one a channel"):
+    with pytest.raises(UsageError, match="one number per channel"):
         ImageAugmentation(Images(mean=(0.5,), std=(1.0,)), Plan(), CPU)(
             images(), torch.arange(COUNT), 0
         )

@@ -203,7 +203,7 @@ def test_options_that_dataloader_has_not_are_refused() -> None:
 
 
 def test_a_stream_that_is_to_be_shuffled_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"shuffle=True of a function.*own order"):
+    with pytest.raises(UsageError, match=r"shuffle=True of a function.*one order"):
         resolve_settings(lambda: iter([1]), {**UNSAID, "batch_size": 1, "shuffle": True})
 
 
@@ -233,10 +233,10 @@ def test_resident_arrays_give_the_same_batches() -> None:
 def test_resident_data_that_are_no_arrays_or_do_not_fit_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(UsageError, match=r"needs arrays, a list gives.*run\.loader"):
+    with pytest.raises(UsageError, match=r"needs arrays, a list yields.*run\.loader"):
         loader([1, 2], replace(ALONE, input="resident"))
     monkeypatch.setattr("nfold.engines.torch.run.datasets.free_bytes", lambda _: 90)
-    with pytest.raises(OutOfMemory, match="may take 80%"):
+    with pytest.raises(OutOfMemory, match="allowed are 80%"):
         loader(torch.arange(10), replace(ALONE, input="resident"))
     loader(torch.arange(9), replace(ALONE, input="resident"))
 
@@ -269,7 +269,7 @@ def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
 def test_a_sampler_of_the_users_own_is_refused(sampler: Any) -> None:
     numbers: Any = [1, 2]
     data = DataLoader(numbers, sampler=sampler)
-    with pytest.raises(UsageError, match=r"a \w*RandomSampler of its own.*run\.loader\(dataset"):
+    with pytest.raises(UsageError, match=r"custom \w*RandomSampler.*run\.loader\(dataset"):
         resolve_settings(data, UNSAID)
 
 

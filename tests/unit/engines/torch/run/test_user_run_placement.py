@@ -32,7 +32,7 @@ from rank_threads import on_threads
 
 SAMPLES = 103
 Read = list[tuple[Tensor, Tensor, BatchShare]]
-pytestmark = pytest.mark.filterwarnings("ignore:the data set does not fit whole")
+pytestmark = pytest.mark.filterwarnings("ignore:the data set does not fit on each")
 
 
 def data(samples: int = SAMPLES) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def test_arrays_are_whole_sharded_or_refused_by_what_is_free(
     pretend(monkeypatch, 2.5 * needed - 1)
     assert isinstance(place_arrays(data(40), how), ShardedArrayReader)
     pretend(monkeypatch, 1.25 * needed - 1)
-    sizes = r"needs 2.09e-06 GiB, sharded 1.04e-06 GiB, on the host \(2 ranks\), of whose free"
+    sizes = r"needs 2.09e-06 GiB \(1.04e-06 GiB sharded\) on the host \(2 ranks\); allowed"
     with pytest.raises(OutOfMemory, match=sizes + r".*next: nfold\.Run\(input"):
         place_arrays(data(40), how)
     assert isinstance(place_arrays(data(40), replace(how, input=None)), ArrayReader)
@@ -153,7 +153,7 @@ def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_one_warning_says_that_steps_exchange_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1.25 * total_bytes(data()))
-    with pytest.warns(UserWarning, match="data set does not fit whole: it is sharded over 2"):
+    with pytest.warns(UserWarning, match="it is sharded over 2"):
         place_arrays(data(), recipe(0, 2, 10, input="resident"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
