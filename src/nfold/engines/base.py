@@ -73,8 +73,7 @@ class Observer:
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
         """Store the samples so far, so that they survive this process."""
 
-    def save_profile(self, profile: ScriptProfile) -> None:
-        """Store the profile of a script."""
+    def save_profile(self, profile: ScriptProfile) -> None: ...
 
     def wait_for_other_ranks(self, step: int) -> None:
         """Wait, with a limit, until every other rank has made ``step`` steps or has ended."""
@@ -116,12 +115,10 @@ class Framework(ABC):
         return ()
 
     @abstractmethod
-    def process_count(self, plan: Plan) -> int:
-        """Return the number of processes that drive the plan's devices."""
+    def process_count(self, plan: Plan) -> int: ...
 
     @abstractmethod
-    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
-        """Run one rank to its end and return its measurement."""
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples: ...
 
 
 FRAMEWORK_CLASSES: dict[str, str] = {

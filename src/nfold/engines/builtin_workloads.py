@@ -121,7 +121,6 @@ def canvas_side(size: int) -> int:
 
 
 def uniform_float(draw: Words, low: float, high: float) -> npt.NDArray[np.float64]:
-    """Map 32-bit draws to numbers from ``low`` to below ``high``."""
     return draw.astype(np.float64) * ((high - low) / 2**32) + low
 
 
@@ -158,7 +157,6 @@ def decode_reductions(boxes: Ids, size: int) -> Ids:
 
 
 def scale_boxes(boxes: Ids, reductions: Ids) -> Ids:
-    """Return the boxes [n, 4] divided by ``reductions`` [n], at least one pixel large."""
     smaller = boxes // reductions[:, None]
     return np.concatenate([smaller[:, :2], np.maximum(smaller[:, 2:], 1)], axis=1)
 
@@ -221,7 +219,6 @@ class SampleBoxes:
         return len(self.file_indices)
 
     def decode_region(self, row: int) -> Images:
-        """Return the decoded pixels [height, width, 3] of a sample's box."""
         file, by = int(self.file_indices[row]), int(self.reductions[row])
         top, left, tall, wide = self.boxes[row].tolist()
         return self._part.decode(file, by)[top : top + tall, left : left + wide]

@@ -113,7 +113,6 @@ def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
 
 
 def list_attempts(folder: Path) -> list[Path]:
-    """Return the folders ``run-K`` by K."""
     found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
 

@@ -27,7 +27,6 @@ MIN_BATCH_RULE: Rule = (
 
 
 def first_broken_rule(rules: Iterable[Rule], plan: Plan) -> str | None:
-    """Return the message of the first rule that the plan breaks, or None."""
     return next((reason for breaks, reason in rules if breaks(plan)), None)
 
 

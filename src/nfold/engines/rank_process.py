@@ -39,7 +39,6 @@ def pin_to_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None
 
 
 def core_share(cores: list[int], share: int, index: int) -> list[int]:
-    """Return the ``index``-th group of ``share`` cores."""
     found = cores[index * share : (index + 1) * share]
     if len(found) < share:
         raise ValueError(f"CPU device {index} of {share} cores does not fit into {cores}")
@@ -96,7 +95,6 @@ def _run_as_main(
 
 
 def run_program(program: str, arguments: list[str]) -> None:
-    """Replace this process by another program."""
     os.execvp(program, [program, *arguments])  # noqa: S606
 
 

@@ -76,8 +76,6 @@ class CompletedCall(Generic[Loss]):
 
 @dataclass(frozen=True)
 class _WindowEnd:
-    """The end of a window after ``calls`` calls since the last fence."""
-
     calls: int
     variant_index: int | None
     measured: bool
@@ -86,8 +84,6 @@ class _WindowEnd:
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """A window, whether it is measured, its variant, and the time of each of its steps."""
-
     window: Window
     measured: bool
     variant_index: int | None
@@ -113,7 +109,6 @@ class WindowBuffer(Generic[Loss]):
     def end_window(
         self, variant_index: int | None, *, measured: bool, fetches: FetchStats | None
     ) -> None:
-        """End a window here, if it has a step."""
         if self.open_steps:
             self._window_ends.append(_WindowEnd(len(self.calls), variant_index, measured, fetches))
             self.open_steps = 0
@@ -226,7 +221,6 @@ class Recorder(Generic[Loss]):
         return self.steps >= self.length.total
 
     def begin_epoch(self) -> None:
-        """Begin an epoch and its first window, with a fence."""
         self._epoch_hash, self._epoch_losses = (0, 0), []
         self._report_step()
         self._begin_data_pass()
@@ -284,7 +278,6 @@ class Recorder(Generic[Loss]):
         return math.fsum(self._epoch_losses), count
 
     def add_epoch(self, epoch: Epoch) -> None:
-        """Add a finished epoch, with values over all ranks."""
         self._epochs.append(epoch)
 
     def resume_from(self, earlier: RankSamples) -> None:

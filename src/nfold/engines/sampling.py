@@ -1,15 +1,15 @@
 """Random draws and the division of epochs into batches, the same in every framework.
 
 Philox 4×32-10 is a counter-based generator: draws depend on keys only (J. Salmon and others,
-Parallel random numbers: as easy as 1, 2, 3, SC 2011). ``engines/torch/input/preprocessing.py`` has
-the same generator in PyTorch. The arithmetic is on uint64 arrays that hold 32 bits.
+Parallel random numbers: as easy as 1, 2, 3, SC 2011). Its arithmetic is on 64-bit arrays that hold
+32-bit values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,21 @@ Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> list[Words]:
-    """Return four arrays of 32-bit values for counters of four arrays and a key of two words."""
+Array = TypeVar("Array", bound=Any)
+
+
+def philox(counter: tuple[Array, Array, Array, Array], key: tuple[int, int]) -> list[Array]:
+    """Return four arrays of 32-bit values for counters of four arrays and a key of two words.
+
+    The arrays are of uint64 in NumPy or of int64 in PyTorch, which has few operations on unsigned
+    types. The shapes of the counters broadcast together.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        first, second = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
-        c0, c1 = (second >> np.uint64(32)) ^ c1 ^ np.uint64(k0), second & np.uint64(MASK)
-        c2, c3 = (first >> np.uint64(32)) ^ c3 ^ np.uint64(k1), first & np.uint64(MASK)
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = ((second >> 32) & MASK) ^ c1 ^ k0, second & MASK
+        c2, c3 = ((first >> 32) & MASK) ^ c3 ^ k1, first & MASK
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     return [c0, c1, c2, c3]
 
@@ -101,7 +108,6 @@ class EpochSampler:
         return len(self.slices)
 
     def slices_of(self, rank: int) -> list[RankSlice]:
-        """Return a rank's slice of every global batch."""
         return [
             _rank_slice(whole, rank, self._ranks, self._micro_batches)
             for whole in self._global_batches

@@ -8,8 +8,6 @@ from typing import Protocol
 
 
 class StepClock(Protocol):
-    """Marks the ends of calls inside a window; reads them after the window."""
-
     def start(self) -> float:
         """Synchronize the devices and begin a window; return host monotonic seconds."""
 

@@ -61,7 +61,6 @@ class Batch:
         return dataclasses.replace(self, tensors=tuple(map(change, self.tensors)))
 
     def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory; DataLoader calls this."""
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
 
@@ -145,7 +144,6 @@ class MicroBatch:
 
     @property
     def rows(self) -> int:
-        """Computed samples, with padding."""
         return self.stop - self.start
 
     def select_rows(self, tensors: Tensors) -> Tensors:

@@ -103,8 +103,6 @@ def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
 
 
 class BatchNormSwitch:
-    """Switches the layers that ``synchronize_batch_norm`` changed on and off."""
-
     def __init__(self, module: nn.Module) -> None:
         layers = module.modules()
         self._layers = [

@@ -131,7 +131,6 @@ def _fsync(path: Path) -> None:
 
 
 def get_random_state() -> dict[str, Any]:
-    """Return the states of PyTorch's generators on this rank, which dropout draws from."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -154,52 +153,42 @@ class TrainingState:
 
 
 class Checkpointer:
-    """Saves nothing: for training that is only measured."""
+    """Saves a training to the task's folder, which all ranks can read; to none for measurements.
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def resume(self) -> RankSamples:
-        """Restore the newest checkpoint; return this rank's samples up to it."""
-        return RankSamples(rank=self.task.rank, device="")
-
-    def save(self, samples: RankSamples, step: int) -> None:
-        """Save the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
-
-
-class FolderCheckpointer(Checkpointer):
-    """Saves to a folder that all ranks can read: parameters, buffers, optimizer, loss scale.
-
-    Every rank also saves its random state and its samples, so that training resumes exactly.
+    Rank 0 saves parameters, buffers, optimizer and loss scale; every rank its random state and its
+    samples, so that training resumes exactly.
     """
 
-    def __init__(self, task: Task, folder: Path, state: TrainingState) -> None:
-        super().__init__(task)
-        self._folder = folder
+    def __init__(self, task: Task, state: TrainingState) -> None:
+        self.task = task
+        self._folder = None if task.checkpoint is None else Path(task.checkpoint)
         self._state = state
 
     def resume(self) -> RankSamples:
-        found = newest_checkpoint(self._folder)
-        if found is None:
-            return super().resume()
+        """Restore the newest readable checkpoint; return this rank's samples up to it."""
+        checkpoint = None if self._folder is None else newest_checkpoint(self._folder)
+        if self._folder is None or checkpoint is None:
+            return RankSamples(rank=self.task.rank, device="")
         if self.task.rank == 0 and (skipped := skipped_checkpoints_warning(self._folder)):
             warnings.warn(skipped, stacklevel=2)
         state = self._state
-        state.module.load_state_dict(read_part(found, "model"))
-        state.optimizer.load_state_dict(read_part(found, "optimizer"))
+        state.module.load_state_dict(read_part(checkpoint, "model"))
+        state.optimizer.load_state_dict(read_part(checkpoint, "optimizer"))
         _match_parameter_strides(state.optimizer)
-        state.scaler.load_state_dict(read_part(found, "scaler"))
-        own = read_part(found, f"rank-{self.task.rank}")
+        state.scaler.load_state_dict(read_part(checkpoint, "scaler"))
+        own = read_part(checkpoint, f"rank-{self.task.rank}")
         set_random_state(own["random"])
         return deserialize(RankSamples, own["samples"])
 
     def save(self, samples: RankSamples, step: int) -> None:
-        epoch = len(samples.epochs)
-        if epoch % self.task.checkpoint_every == 0 or epoch == self.task.plan.epochs:
-            self._write(samples, f"step-{step}")
+        """Save the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
+        epoch, task = len(samples.epochs), self.task
+        due = epoch % task.checkpoint_every == 0 or epoch == task.plan.epochs
+        if self._folder is not None and due:
+            self._write(samples, self._folder / f"step-{step}")
 
-    def _write(self, samples: RankSamples, name: str) -> None:
-        staging, main = self._folder / f".{name}.new", self.task.rank == 0
+    def _write(self, samples: RankSamples, final: Path) -> None:
+        staging, main = final.with_name(f".{final.name}.new"), self.task.rank == 0
         if main:
             begin_checkpoint(staging)
         barrier(self.task.world_size)
@@ -210,7 +199,7 @@ class FolderCheckpointer(Checkpointer):
             self._write_shared(staging, samples)
         barrier(self.task.world_size)
         if main:
-            commit_checkpoint(staging, self._folder / name, keep=1)
+            commit_checkpoint(staging, final, keep=1)
         barrier(self.task.world_size)
 
     def _write_shared(self, staging: Path, samples: RankSamples) -> None:
@@ -227,12 +216,6 @@ class FolderCheckpointer(Checkpointer):
             epochs=samples.epochs,
         )
         write_metadata(staging, metadata)
-
-
-def build_checkpointer(task: Task, state: TrainingState) -> Checkpointer:
-    if task.checkpoint is None:
-        return Checkpointer(task)
-    return FolderCheckpointer(task, Path(task.checkpoint), state)
 
 
 def _match_parameter_strides(optimizer: torch.optim.Optimizer) -> None:

@@ -49,7 +49,6 @@ class Devices:
         return sum(torch.cuda.memory_stats(one).get("num_alloc_retries", 0) for one in self.all)
 
     def describe(self) -> str:
-        """Return, for example, ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
         if not self.is_cuda:
             return str(self.primary)
         names = sorted({torch.cuda.get_device_name(device) for device in self.all})
@@ -98,8 +97,6 @@ def open_devices(task: Task) -> Devices:
 
 
 class DeviceClock:
-    """For GPUs: an event after each call, read after the window's closing fence."""
-
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self._pool: list[torch.cuda.Event] = []

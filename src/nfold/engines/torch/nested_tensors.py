@@ -55,7 +55,6 @@ class TensorTree:
     children: tuple[TensorTree, ...] | None = None
 
     def fill(self, tensors: Iterator[Tensor]) -> Any:
-        """Return the value with ``tensors`` in the positions of its own."""
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
@@ -67,8 +66,6 @@ class TensorTree:
 
 @dataclass(frozen=True)
 class DictKeys:
-    """The keys of a dictionary, in order."""
-
     keys: tuple[Hashable, ...]
 
 

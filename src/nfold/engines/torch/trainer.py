@@ -27,7 +27,7 @@ from nfold.engines.torch.batch import (
     Tensors,
     split_micro_batches,
 )
-from nfold.engines.torch.checkpoint import TrainingState, build_checkpointer
+from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import parameter_checksum
 from nfold.engines.torch.devices import Devices, build_clock, open_devices
@@ -192,8 +192,6 @@ def train(task: Task, observer: Observer, load: LoadWorkload = load_workload) ->
 
 
 class Trainer:
-    """A model, its data and its step on this rank's devices."""
-
     def __init__(self, task: Task, devices: Devices, load: LoadWorkload = load_workload) -> None:
         self.task = task
         self.devices = devices
@@ -260,7 +258,7 @@ class Trainer:
         self._step = build_step(
             cast(str, plan.step), update, self.lr_schedule, self.devices.primary
         )
-        self.checkpointer = build_checkpointer(
+        self.checkpointer = Checkpointer(
             self.task, TrainingState(self.module, self.optimizer, self.precision.scaler)
         )
         self._final_checksum: str | None = None
@@ -270,7 +268,6 @@ class Trainer:
             make_capturable(self.optimizer, self.devices.primary)
 
     def step(self, batch: Batch) -> Tensor:
-        """Make one optimizer update; return the mean loss over this rank's samples, not read yet."""
         return self._step(
             batch.tensors, self._epoch_tensor(batch.epoch), self._micro_batches(batch.global_count)
         )
@@ -290,11 +287,9 @@ class Trainer:
         return split_micro_batches(samples, task.rank, task.world_size, task.plan.accumulate)
 
     def close(self) -> None:
-        """Free graphs, which would block the end of the process group."""
         self._step.close()
 
     def run(self, observer: Observer) -> RankSamples:
-        """Run all steps of the plan."""
         earlier = self.checkpointer.resume()
         self._make_capturable()
         done, steps = len(earlier.epochs), len(self.source)

@@ -15,7 +15,6 @@ from nfold.engines.base import Observer, Phase, Task
 
 
 def workload_refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
-    """Return why PyTorch cannot apply the variant to the complete plan, or None."""
     cpu = plan.device == "cpu"
     rules = (
         (

@@ -16,7 +16,7 @@ from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer
 from nfold.engines.checkpoint_folder import is_readable
-from nfold.engines.torch.checkpoint import TrainingState, build_checkpointer
+from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.user_run import UserRun
 
@@ -59,7 +59,7 @@ def _write_training(folder: Path) -> None:
     state = TrainingState(module, optimizer, torch.amp.GradScaler("cpu", enabled=True))
     epoch = Epoch(seconds=1.0, samples=4, train_loss=0.3, accuracy=0.7)
     kept = dataclasses.replace(task(epochs=1), checkpoint=str(folder))
-    build_checkpointer(kept, state).save(RankSamples(rank=0, device="cpu", epochs=(epoch,)), 7)
+    Checkpointer(kept, state).save(RankSamples(rank=0, device="cpu", epochs=(epoch,)), 7)
 
 
 def _write_script(folder: Path) -> None:

@@ -85,7 +85,6 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 
 @contextmanager
 def process_group(task: Task, devices: Devices) -> Iterator[None]:
-    """Join the process group of a run of several processes."""
     if task.world_size == 1:
         yield
         return
@@ -202,14 +201,12 @@ def apply_in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> No
 
 
 def all_reduce_sum(values: Tensor, world_size: int) -> Tensor:
-    """Sum a tensor over all ranks in place, and return it."""
     if world_size > 1:
         dist.all_reduce(values)
     return values
 
 
 def all_reduce_min(value: int, world_size: int, device: torch.device) -> int:
-    """Return the smallest of all ranks' values."""
     if world_size == 1:
         return value
     least = torch.tensor(value, device=device)
@@ -218,7 +215,6 @@ def all_reduce_min(value: int, world_size: int, device: torch.device) -> int:
 
 
 def barrier(world_size: int) -> None:
-    """Wait until every rank calls this."""
     if world_size > 1:
         on_gpu = dist.get_backend() == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)

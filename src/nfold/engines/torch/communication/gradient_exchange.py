@@ -175,7 +175,6 @@ class PendingBucket:
     check_unused: bool
 
     def complete(self) -> None:
-        """Wait for the sum and assign the gradients."""
         if self.work is not None:
             self.work.wait()
         if self.bucket.payload is not self.bucket.flat:
@@ -297,7 +296,6 @@ class GradientExchange:
             parameter.grad = gradient
 
     def remove(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

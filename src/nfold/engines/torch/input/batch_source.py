@@ -66,8 +66,7 @@ class BatchSource(Protocol):
     def notes(self) -> tuple[tuple[str, str], ...]:
         """Caveats of the measurement, as (kind, text)."""
 
-    def __len__(self) -> int:
-        """Batches of one iteration."""
+    def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of ``epoch``, or all batches of a run measured in steps."""

@@ -28,7 +28,6 @@ ToDevice = Callable[[Batch, torch.device], Batch]
 
 
 def copy_batch(batch: Batch, device: torch.device) -> Batch:
-    """Return the batch on ``device``; on a CPU device it is the same batch."""
     if device.type != "cuda":
         return batch
     return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -185,7 +184,6 @@ class ArrayBatches(Dataset[Batch]):
 
 
 def build_batch(key: BatchKey, tensors: Tensors) -> Batch:
-    """Return the batch of a key."""
     return Batch(
         tensors=tensors,
         epoch=key.epoch,
@@ -227,7 +225,6 @@ class LoaderSource:
         return self._sampler.steps_per_epoch
 
     def host_batches(self) -> Iterator[Batch]:
-        """Return the batches before they are moved to the device."""
         return iter(self._loader)
 
     def __len__(self) -> int:

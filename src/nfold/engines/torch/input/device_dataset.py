@@ -125,12 +125,10 @@ class DeviceSource(ABC, Generic[Route]):
 
 
 def slice_positions(slices: Sequence[RankSlice]) -> SampleIds:
-    """Return the positions of a rank's samples in the order of an epoch, by step."""
     return np.concatenate([cut.positions for cut in slices])
 
 
 def copy_in_chunks(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return a copy of an array on the device."""
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     target = torch.empty(array.shape, dtype=kind, device=device)
     rows = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
@@ -152,7 +150,6 @@ MAX_FREE_FRACTION = 0.8  # part of a device's free memory that a data set may ta
 
 
 def fits(needed_bytes: int, free_bytes: int) -> bool:
-    """Return whether a data set takes at most MAX_FREE_FRACTION of the free memory."""
     return needed_bytes <= MAX_FREE_FRACTION * free_bytes
 
 
@@ -215,7 +212,6 @@ def available_bytes(task: Task, devices: Devices) -> int:
 
 
 def dataset_bytes(arrays: DataSetArrays) -> int:
-    """Return the bytes of the training images and labels."""
     return arrays.train_images.nbytes + arrays.train_labels.nbytes
 
 

@@ -9,7 +9,7 @@ and boxes are cut out on the device. Canvases have a fixed shape, which CUDA gra
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,7 +25,7 @@ from nfold.data.packed_jpegs import PackedJpegs, decode_with_pillow
 from nfold.data.photographs import PhotographSet
 from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import SampleBoxes, canvas_side, draw_distortions
-from nfold.engines.torch.batch import Batch, CanvasTensors, Tensors
+from nfold.engines.torch.batch import Batch, Tensors
 from nfold.engines.torch.communication.data_parallel import all_reduce_min
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.input.dataloader import (
@@ -57,7 +57,6 @@ class PackedImages:
 
     @classmethod
     def pack(cls, images: Sequence[Tensor]) -> PackedImages:
-        """Pack images uint8 [3, h, w] of one device."""
         sizes = torch.tensor([image.shape[1:] for image in images])
         lengths = CHANNELS * sizes.prod(1)
         pixels = torch.cat([image.reshape(-1) for image in images])
@@ -87,7 +86,6 @@ def crop_to_canvases(images: PackedImages, boxes: Tensor, side: int) -> Tensor:
 
 
 def to_device_of(pixels: Tensor, numbers: Tensor) -> Tensor:
-    """Copy numbers from the host to the device of the pixels."""
     if pixels.device.type == "cuda":
         numbers = numbers.pin_memory()
     return numbers.to(pixels.device, non_blocking=True)
@@ -193,7 +191,6 @@ class ImageBatches(Dataset[Batch]):
 
 
 def shared_tensor(*shape: int) -> Tensor:
-    """Return an empty uint8 tensor; in a loader's worker in shared memory."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     count = int(np.prod(shape))
@@ -324,7 +321,7 @@ class ResidentCropTransfer:
         return _canvas_batch(batch, images, boxes, self._side)
 
 
-class ResidentImageSource:
+class ResidentImageSource(LoaderSource):
     """Batches of photographs that are decoded on this rank's device.
 
     Raises OutOfMemory if they do not fit on the device of any rank.
@@ -342,21 +339,9 @@ class ResidentImageSource:
         _check_memory(part, task, devices)
         transfer = ResidentCropTransfer(part, size, devices.primary)
         notes = (*photographs.notes, *reduction_note(part, size))
-        boxes = BoxBatches(part, task, size)
-        self._source = LoaderSource(boxes, task, sampler, devices.primary, transfer, notes)
-        self.notes = self._source.notes
+        batches = BoxBatches(part, task, size)
+        super().__init__(batches, task, sampler, devices.primary, transfer, notes)
         self.data_bytes = transfer.pixels.nbytes
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __iter__(self) -> Iterator[Batch]:
-        self._source.epoch = self.epoch
-        return iter(self._source)
-
-    def unpack(self, tensors: Tensors) -> CanvasTensors:
-        return CanvasTensors(*tensors)
 
 
 def reduction_note(part: PackedJpegs, size: int) -> tuple[tuple[str, str], ...]:

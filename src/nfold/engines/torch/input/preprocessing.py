@@ -1,11 +1,7 @@
 """Random augmentation and normalisation of image batches in PyTorch.
 
-Philox 4×32-10 is a counter-based generator: a draw is a function of seed, epoch, sample id and
-operation (J. Salmon and others, Parallel random numbers: as easy as 1, 2, 3, SC 2011), the same on
-every device and any number of devices. The arithmetic is on int64 tensors that hold 32 bits, since
-PyTorch has few operations on unsigned types.
-
-Augmentation runs on uint8 images in a loader's worker or on the device with the same pixels, and
+A draw is a function of seed, epoch, sample id and operation, the same on every device and any number
+of devices. Augmentation runs on uint8 images in a loader's worker or on the device with the same pixels, and
 can be captured in a CUDA graph: nothing waits for the host, and no shape depends on a draw.
 """
 
@@ -18,28 +14,8 @@ from torch import Tensor
 
 from nfold.data.arrays import DataSetArrays
 from nfold.engines.builtin_workloads import OPERATION_KEYS, mean_levels
-from nfold.engines.sampling import MASK, MULTIPLIERS, ROUNDS, WEYL
+from nfold.engines.sampling import MASK, philox
 from nfold.engines.torch.layout import to_layout
-
-
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> list[Tensor]:
-    """Return four int64 tensors of 32-bit values for four int64 counters and a key of two words.
-
-    The shapes of the counters broadcast together.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        high0, low0 = _multiply(c0, MULTIPLIERS[0])
-        high1, low1 = _multiply(c2, MULTIPLIERS[1])
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
-    return [c0, c1, c2, c3]
-
-
-def _multiply(value: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    product = value * factor
-    return (product >> 32) & MASK, product & MASK
 
 
 def draws(seed: int, epoch: int | Tensor, ids: Tensor, operation: int | Tensor) -> list[Tensor]:

@@ -30,7 +30,6 @@ AugmentOption = Callable[[Any], Any] | Images
 def build_augment(
     augment: AugmentOption | None, plan: Plan, device: torch.device
 ) -> AugmentBatch | None:
-    """Return the function that a loader applies to its batches, or None."""
     if isinstance(augment, Images):
         return ImageAugmentation(augment, plan, device)
     return None if augment is None else lambda batch, *_: augment(batch)

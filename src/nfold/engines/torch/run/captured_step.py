@@ -9,16 +9,15 @@ from __future__ import annotations
 import atexit
 import traceback
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
-
-import torch
+from typing import Any, ParamSpec, TypeVar
 
 from nfold.core.errors import UsageError
 from nfold.core.source_location import is_user_code
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.nested_tensors import TensorTree, flatten_tensors
+from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import (
     CapturedFunction,
     CaptureFailed,
@@ -31,34 +30,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class StepBookkeeping(Protocol):
-    """The Python state of a run that a replay does not update by itself."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the step's tensors."""
-
-    def captured_state(self) -> Hashable:
-        """Everything besides tensors that a step depends on now."""
-
-    def lr_versions(self) -> list[int]:
-        """How often each learning rate that is a tensor was changed in place."""
-
-    def begin_recording(self) -> None:
-        """Defer Python changes from here on."""
-
-    def abandon_recording(self) -> None:
-        """Recover from a recording that ended with an error."""
-
-    def end_recording(self) -> Callable[[], None]:
-        """End the recording; return a function that applies its changes after a replay."""
-
-
 class CapturedStep:
     """The user's function. Every set of shapes and settings has its own graph."""
 
     def __init__(
-        self, function: Callable[..., Any], bookkeeping: StepBookkeeping, recorder: GraphRecorder
+        self, function: Callable[..., Any], bookkeeping: RunBookkeeping, recorder: GraphRecorder
     ) -> None:
         self._function = function
         self._bookkeeping = bookkeeping
@@ -99,7 +75,7 @@ class CapturedStep:
         )
 
 
-def captured_step(function: Callable[P, R], bookkeeping: StepBookkeeping) -> Callable[P, R]:
+def captured_step(function: Callable[P, R], bookkeeping: RunBookkeeping) -> Callable[P, R]:
     """Return the function as a captured step; its graphs are reset when the script ends."""
     step = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
     atexit.register(step.close)
@@ -123,7 +99,7 @@ def _describe(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 class _BookkeepingRecorder:
-    def __init__(self, recorder: GraphRecorder, bookkeeping: StepBookkeeping) -> None:
+    def __init__(self, recorder: GraphRecorder, bookkeeping: RunBookkeeping) -> None:
         self.run_on_capture_stream = recorder.run_on_capture_stream
         self._recorder = recorder
         self._bookkeeping = bookkeeping

@@ -62,7 +62,6 @@ class BatchDivision:
     drop_last: bool = False
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Return the steps in an epoch of ``samples`` samples."""
         whole = samples / self.batch
         return math.floor(whole) if self.drop_last else math.ceil(whole)
 
@@ -91,7 +90,6 @@ class BatchDivision:
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
-    """Return the order of an epoch: int64 [samples], the same on every rank."""
     if not shuffle:
         return torch.arange(samples)
     return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE_KEY))
@@ -122,7 +120,6 @@ class LoaderConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def epoch_order(self, samples: int, epoch: int) -> Tensor:
-        """Return the order of an epoch: int64 [samples], the same on every rank."""
         return epoch_order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
 
 
@@ -178,7 +175,6 @@ def total_bytes(arrays: Any) -> int:
 
 
 def is_map_style(data: Any) -> bool:
-    """Return whether samples can be read by number."""
     if isinstance(data, IterableDataset):
         return False
     return isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
@@ -235,7 +231,6 @@ class ArrayReader:
         self._arrays = to_device(arrays, config.device) if self.on_device else arrays
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """Yield the batches of an epoch from step ``skip`` on."""
         config, samples = self._config, self.samples or 0
         order = config.epoch_order(samples, epoch)
         if self.on_device:
@@ -265,7 +260,6 @@ class ShardedArrayReader:
             )  # run.loader's caller
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """Yield the batches of an epoch from step ``skip`` on; each is exchanged when requested."""
         division, samples = self._config.division, self.samples or 0
         all_steps = shard_transfers(self._prefetcher.get(epoch), self._config.device)
         transfers = islice(all_steps, skip * division.micro_batches, None)

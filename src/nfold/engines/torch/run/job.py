@@ -66,8 +66,6 @@ def _read_text(file: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One rank of a job, and the device that it drives."""
-
     rank: int
     local_rank: int
     world_size: int
@@ -75,7 +73,6 @@ class Job:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes."""
         return self.rank == 0
 
 

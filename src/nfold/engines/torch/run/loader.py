@@ -109,7 +109,6 @@ def _is_default_sampler(sampler: Any, data: Any) -> bool:
 def build_loader_config(
     settings: dict[str, Any], plan: Plan, job: Job, *, train: bool
 ) -> LoaderConfig:
-    """Return the configuration of a loader under the plan on this rank."""
     shuffle, workers = settings["shuffle"], settings["workers"]
     division = BatchDivision(
         batch=settings["batch_size"],
@@ -231,7 +230,6 @@ class MapStyleReader:
         )
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """Yield the batches of an epoch from step ``skip`` on; skipped samples are not read."""
         order = self._config.epoch_order(self.samples or 0, epoch)
         parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
         ids = [order[part.first : part.last] for part in parts]
@@ -264,7 +262,6 @@ class IterableReader:
         self._config = config
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """Yield the batches of one pass from step ``skip`` on; an epoch ends with the data."""
         del epoch
         batches = _IterableEpoch(self._start, self._config, skip)
         if not self._config.workers:
@@ -275,8 +272,6 @@ class IterableReader:
 
 
 class _IterableEpoch(IterableDataset[FetchedBatch]):
-    """One pass over a stream, cut into this rank's batches."""
-
     def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig, skip: int) -> None:
         self._start, self._config, self._skip = start, config, skip
 

@@ -53,7 +53,6 @@ class PreparedObjects:
         )
 
     def checkpoint_parts(self) -> dict[str, Any]:
-        """Return objects with ``state_dict`` and ``load_state_dict`` by file name."""
         kinds: dict[str, list[Any]] = {
             "model": self.models,
             "optimizer": self.optimizers,
@@ -66,7 +65,6 @@ class PreparedObjects:
         }
 
     def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
-        """Return the state of training besides the parts."""
         return {
             "format": files.FORMAT,
             "steps": self.steps,
@@ -87,7 +85,6 @@ def save_checkpoint(
     keep: int,
     wait: Callable[[], None],
 ) -> Path:
-    """Write a checkpoint of all ranks into ``folder``; every rank must call it."""
     final = folder / f"step-{prepared.steps}"
     staging = folder / f".{final.name}.new"
     if job.is_main:

@@ -199,13 +199,10 @@ Function = Callable[..., Any]
 
 
 class RecordedGraph(Protocol):
-    """A recorded call."""
-
     def replay(self) -> None:
         """Queue the call again, on the tensors that it was recorded with."""
 
-    def reset(self) -> None:
-        """Free its memory; it cannot be replayed afterwards."""
+    def reset(self) -> None: ...
 
 
 class GraphRecorder(Protocol):
@@ -273,8 +270,6 @@ class CaptureFailed(Exception):
 
 
 class GraphReplay:
-    """One recorded call: its input tensors, the graph, and its result."""
-
     def __init__(
         self, function: Function, tensors: Tensors, constants: Any, recorder: GraphRecorder
     ) -> None:
@@ -325,7 +320,6 @@ class CapturedFunction:
         return self._calls.get(_graph_key(tensors, constants), 0) >= self._warm_up
 
     def close(self) -> None:
-        """Reset every graph."""
         for replay in self._replays.values():
             replay.reset()
         self._replays.clear()

@@ -44,7 +44,6 @@ class ForwardPass:
     def run_first_piece(
         self, model: nn.Module, tensors: Tensors, epoch: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the outputs of ``model`` for the samples, and their labels."""
         samples = self.unpack(tensors)
         images = self.prepare(samples, epoch)
         with self.precision.forward():
@@ -56,14 +55,11 @@ class ForwardPass:
             return result
 
     def run_last_piece(self, model: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss after the last piece of a model."""
         with self.precision.forward():
             return self.loss(model(hidden), labels)
 
 
 def eager_forward(forward_pass: ForwardPass, model: nn.Module) -> Forward:
-    """Return the forward pass without compilation."""
-
     def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
         outputs, labels = forward_pass.run_first_piece(model, tensors, epoch)
         with forward_pass.precision.forward():

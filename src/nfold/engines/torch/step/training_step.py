@@ -64,14 +64,12 @@ class TrainingStep(Protocol):
     ) -> Tensor:
         """Update on each of several equal batches, with ``rates`` of ``step_rates``; losses [n]."""
 
-    def switch_exchange(self, exchange_key: Hashable) -> None:
-        """Use another gradient exchange from the next update on."""
+    def switch_exchange(self, exchange_key: Hashable) -> None: ...
 
     def graph_bytes(self) -> int:
         """Return the device memory that recorded graphs reserve."""
 
-    def close(self) -> None:
-        """Free graphs, which would block the end of the process group."""
+    def close(self) -> None: ...
 
 
 class EagerStep:
@@ -132,7 +130,6 @@ def run_each(
     parts: MicroBatches,
     rates: Tensor,
 ) -> Tensor:
-    """Make an update for each batch, at its own learning rate; return the losses [n]."""
     losses = []
     for number, one in enumerate(tensors):
         lr_schedule.load_rate(rates, number)
