@@ -81,5 +81,5 @@ def task_length(task: Task) -> RunLength:
         return plan_length(plan, total)
     slots = schedule_slots(task.interleaved_variants, plan)
     shortest = min(slot.steps for slot in slots if slot.variant_index is not None)
-    length = RunLength.from_steps(total, warmup).in_worker_rounds(plan, max_steps=shortest)
+    length = RunLength.from_steps(total, warmup).in_loader_cycles(plan, max_steps=shortest)
     return dataclasses.replace(length, total=length.warmup + sum(slot.steps for slot in slots))

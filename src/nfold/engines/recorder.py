@@ -41,7 +41,7 @@ class RunLength:
         window = min(max(1, math.ceil((total - warmup) / TARGET_WINDOWS)), MAX_WINDOW_STEPS)
         return cls(total, warmup, window, resumed_steps)
 
-    def in_worker_rounds(self, plan: Plan, max_steps: int) -> RunLength:
+    def in_loader_cycles(self, plan: Plan, max_steps: int) -> RunLength:
         """Return it with windows of whole cycles of the plan's loader, up to ``max_steps`` each."""
         return dataclasses.replace(self, window=round_to_loader_cycle(self.window, plan, max_steps))
 
@@ -49,7 +49,7 @@ class RunLength:
 def plan_length(plan: Plan, total: int, resumed_steps: int = 0) -> RunLength:
     """Return the length of ``total`` steps, with warm-up, in whole loader cycles if they are enough."""
     warmup = plan.warmup_steps or 0
-    return RunLength.from_steps(total, warmup, resumed_steps).in_worker_rounds(
+    return RunLength.from_steps(total, warmup, resumed_steps).in_loader_cycles(
         plan, max_steps=(total - warmup) // MIN_WINDOWS
     )
 

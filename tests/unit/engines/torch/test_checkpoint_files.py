@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, hold no pickle, and say what is wrong with them."""
+"""Checkpoints: their parts, which is newest, which are removed, and damaged ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_keys_that_read_the_same_keep_their_own_tensors(tmp_path: Path) -> None:
     assert files.read_part(tmp_path, "part") == values
 
 
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the state of part cannot be saved"):
         files.write_part(tmp_path, "part", {"function": print})
 
@@ -102,7 +102,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_skipped_and_the_readable_ones_are_kept(
+def test_a_damaged_checkpoint_is_skipped_and_readable_ones_stay(
     tmp_path: Path, damage: str
 ) -> None:
     good = put(tmp_path, 3, 3)
@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_skipped_and_the_readable_ones_are_kept(
     assert skipped_checkpoints_warning(tmp_path) is None
 
 
-def test_draws_go_on_from_a_kept_state() -> None:
+def test_draws_continue_from_a_saved_state() -> None:
     state = files.get_random_state()
     first = torch.rand(3)
     files.set_random_state(state)

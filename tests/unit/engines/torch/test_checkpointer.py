@@ -1,4 +1,4 @@
-"""What is kept of a trainer comes back: parameters, buffers, optimizer, scale, draws, epochs."""
+"""A resumed trainer has its parameters, buffers, optimizer, loss scale, draws and epochs."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def _samples(epochs: int) -> RankSamples:
     )
 
 
-def test_another_process_goes_on_exactly(tmp_path: Path) -> None:
-    state, asked = _state(), _task(tmp_path)
+def test_another_process_resumes_exactly(tmp_path: Path) -> None:
+    state, requested = _state(), _task(tmp_path)
     _step(state)
-    Checkpointer(asked, state).save(_samples(2), 2)
+    Checkpointer(requested, state).save(_samples(2), 2)
     expected = [_step(state) for _ in range(3)]
     torch.manual_seed(1234)
     other = _state()
-    earlier = Checkpointer(asked, other).resume()
+    earlier = Checkpointer(requested, other).resume()
     assert [_step(other) for _ in range(3)] == expected
     assert other.scaler.state_dict() == state.scaler.state_dict()
     for name, value in state.module.state_dict().items():
@@ -86,7 +86,7 @@ def test_the_optimizer_is_laid_out_like_its_parameters(tmp_path: Path) -> None:
         assert kept["momentum_buffer"].stride() == parameter.stride()
 
 
-def test_every_second_epoch_and_the_last_are_kept_one_at_a_time(tmp_path: Path) -> None:
+def test_every_second_epoch_and_the_last_are_saved_and_one_checkpoint_stays(tmp_path: Path) -> None:
     kept = Checkpointer(_task(tmp_path, every=2), _state())
     found = []
     for epoch in range(1, 6):
@@ -112,7 +112,7 @@ def test_only_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
         Checkpointer(_task(tmp_path), _state()).resume()
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
+def test_without_a_folder_nothing_is_saved() -> None:
     checkpointer = Checkpointer(task(epochs=1), _state())
     checkpointer.save(_samples(1), 1)
     assert checkpointer.resume() == RankSamples(rank=0, device="")

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -249,13 +249,6 @@ class ResidentSource(DeviceSource[SampleIds]):
 Counts = list[list[int]]  # samples by step and rank
 
 
-class SliceProvider(Protocol):
-    """Knows the slices of each rank in the order of an epoch."""
-
-    def slices_of(self, rank: int) -> list[RankSlice]:
-        """Return a rank's slice of every step."""
-
-
 @dataclass(frozen=True)
 class ShardRoutes:
     """What one rank sends and receives, and the order of what arrives, for all steps of an epoch.
@@ -272,19 +265,22 @@ class ShardRoutes:
 
 
 class ShardRouter:
-    """Knows which rank holds each sample and which needs it. Rank r has the r-th equal part."""
+    """Knows which rank holds each sample, and by ``slices`` per rank which one needs it in which step.
 
-    def __init__(self, samples: int, slice_provider: SliceProvider, rank: int, ranks: int) -> None:
-        starts = [place * samples // ranks for place in range(ranks + 1)]
+    Rank r holds the r-th of equal parts.
+    """
+
+    def __init__(self, samples: int, slices: Sequence[list[RankSlice]], rank: int) -> None:
+        ranks = len(slices)
+        starts = [part * samples // ranks for part in range(ranks + 1)]
         self.own_range = range(starts[rank], starts[rank + 1])
         self._starts = np.array(starts[:-1])
         self._rank = rank
-        cuts = [slice_provider.slices_of(one) for one in range(ranks)]
-        self._positions = [slice_positions(each) for each in cuts]
+        self._positions = [slice_positions(each) for each in slices]
         self._steps = [
-            np.repeat(np.arange(len(each)), [len(cut.positions) for cut in each]) for each in cuts
+            np.repeat(np.arange(len(each)), [len(cut.positions) for cut in each]) for each in slices
         ]
-        self._shape = len(cuts[rank]), ranks
+        self._shape = len(slices[rank]), ranks
 
     def routes(self, order: SampleIds) -> ShardRoutes:
         """Return the routes of an epoch, from the order of all ranks' samples."""
@@ -357,8 +353,9 @@ class ShardedSource(DeviceSource[ShardRoutes]):
         self, arrays: DataSetArrays, sampler: BatchKeySampler, task: Task, device: torch.device
     ) -> None:
         samples = len(arrays.train_labels)
-        self._router = ShardRouter(samples, sampler, task.rank, task.world_size)
         self._ranks = task.world_size
+        slices = [sampler.slices_of(rank) for rank in range(self._ranks)]
+        self._router = ShardRouter(samples, slices, task.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
         super().__init__(arrays.train_images[own], arrays.train_labels[own], sampler, device)
 

@@ -88,6 +88,13 @@ class BatchDivision:
             start = step * self.batch
             yield from self.split(start, min(self.batch, samples - start))
 
+    def rank_slices(self, samples: int, rank: int) -> list[RankSlice]:
+        """Return the slices of an epoch of any rank."""
+        return [
+            RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
+            for part in replace(self, rank=rank).epoch_slices(samples)
+        ]
+
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
     if not shuffle:
@@ -249,8 +256,8 @@ class ShardedArrayReader:
         self.samples: int | None = sample_count(arrays)
         self._config = config
         division = config.division
-        cuts = DivisionSlices(division, self.samples)
-        self._router = ShardRouter(self.samples, cuts, division.rank, division.ranks)
+        slices = [division.rank_slices(self.samples, rank) for rank in range(division.ranks)]
+        self._router = ShardRouter(self.samples, slices, division.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
         self._arrays = map_tensors(arrays, lambda tensor: _copy_shard(tensor[own], config.device))
         self._prefetcher = EpochPrefetcher(self._routes)
@@ -268,20 +275,6 @@ class ShardedArrayReader:
 
     def _routes(self, epoch: int) -> ShardRoutes:
         return self._router.routes(self._config.epoch_order(self.samples or 0, epoch).numpy())
-
-
-class DivisionSlices:
-    """The slices of a user's loader as ``ShardRouter`` needs them."""
-
-    def __init__(self, division: BatchDivision, samples: int) -> None:
-        self._division = division
-        self._samples = samples
-
-    def slices_of(self, rank: int) -> list[RankSlice]:
-        return [
-            RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
-            for part in replace(self._division, rank=rank).epoch_slices(self._samples)
-        ]
 
 
 def _copy_shard(part: Tensor, device: torch.device) -> Tensor:

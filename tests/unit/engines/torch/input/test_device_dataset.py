@@ -1,4 +1,4 @@
-"""Resident input: what a loader gives, selected on the device; refused where it does not fit."""
+"""Resident input equals a loader's; refused where it does not fit."""
 
 from itertools import pairwise
 
@@ -24,9 +24,9 @@ SAMPLES = 103
 def _compare(limit: int | None, batch: int, rank: int, ranks: int, epoch: int = 0) -> int:
     """Compare a resident source with a loader's data set, batch by batch; how many there were."""
     data = arrays(SAMPLES)
-    asked = task(batch=batch, rank=rank, world_size=ranks)
-    stream = BatchKeySampler(SAMPLES, asked, limit=limit)
-    source = ResidentSource(data, BatchKeySampler(SAMPLES, asked, limit=limit), CPU)
+    requested = task(batch=batch, rank=rank, world_size=ranks)
+    stream = BatchKeySampler(SAMPLES, requested, limit=limit)
+    source = ResidentSource(data, BatchKeySampler(SAMPLES, requested, limit=limit), CPU)
     stream.epoch = source.epoch = epoch
     found = list(source)
     assert len(found) == len(source) == len(stream)
@@ -56,7 +56,7 @@ def test_a_rank_without_a_sample_gets_one_that_is_neither_counted_nor_hashed(ran
 
 
 @pytest.mark.parametrize("limit", [1, 11, 25])
-def test_a_run_in_steps_goes_on_across_epochs(limit: int) -> None:
+def test_a_run_in_steps_continues_across_epochs(limit: int) -> None:
     assert _compare(limit, 10, 1, 2) == limit
 
 

@@ -1,4 +1,4 @@
-"""What counts as arrays, as samples and as a stream."""
+"""What ``run.loader`` takes for arrays, data sets and streams."""
 
 from __future__ import annotations
 
