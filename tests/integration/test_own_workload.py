@@ -79,8 +79,8 @@ def nfold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def train(folder: Path, workload: str, *arguments: str) -> dict[str, Any]:
     done = nfold(folder, "train", workload, "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    reason: dict[str, Any] = json.loads(done.stdout)
-    return reason
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def stored(folder: Path) -> list[Measurement]:
@@ -142,7 +142,7 @@ def test_it_resumes_after_a_stop_unless_the_code_changed(project: Path) -> None:
 @pytest.mark.slow
 def test_other_imports_are_measured_anew_and_trained_when_requested(project: Path) -> None:
     plan = ("project:floats", "--devices", "cpu:1", "--epochs", "1")
-    reason = "trained before, with other imports or in another environment; --again starts over"
+    note = "trained before, with other imports or in another environment; --again starts over"
     for _ in range(2):
         assert nfold(project, "bench", *plan, "--no-report").returncode == 0
     first = train(project, *plan)
@@ -150,14 +150,14 @@ def test_other_imports_are_measured_anew_and_trained_when_requested(project: Pat
     helpers = project / "helpers.py"
     helpers.write_text(helpers.read_text().replace("0.05", "0.06"))
     seen = nfold(project, "train", *plan, "--json")
-    assert reason in seen.stderr
+    assert note in seen.stderr
     assert losses(json.loads(seen.stdout)) == losses(first)
     assert nfold(project, "bench", *plan, "--no-report").returncode == 0
     assert len(stored(project)) == 2
     other = train(project, *plan, "--again")
     assert losses(other) != losses(first)
     helpers.write_text(helpers.read_text().replace("0.06", "0.05"))
-    assert reason in nfold(project, "train", *plan, "--json").stderr
+    assert note in nfold(project, "train", *plan, "--json").stderr
 
 
 @pytest.mark.slow

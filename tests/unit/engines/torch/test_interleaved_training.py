@@ -77,7 +77,7 @@ class Run:
         self.samples: RankSamples = trainer.run(Observer())
         trainer.close()
 
-    def in_turns(self, requested: Task) -> Iterator[tuple[int | None, list[int]]]:
+    def in_slots(self, requested: Task) -> Iterator[tuple[int | None, list[int]]]:
         """Every slot with its steps, settling ones as None."""
         at = requested.plan.warmup_steps or 0
         for part in schedule_slots(requested.interleaved_variants, requested.plan):
@@ -91,11 +91,11 @@ def test_the_real_input_stands_still_while_first_batches_come_again(workers: int
     requested = _task(REAL, REPLAYED, Variant(input="resident"), workers=workers)
     run = Run(requested)
     plain = Run(_task(workers=workers, steps=60)).given
-    replays = [step for slot, steps in run.in_turns(requested) if slot in (1, 2) for step in steps]
+    replays = [step for slot, steps in run.in_slots(requested) if slot in (1, 2) for step in steps]
     assert {tuple(run.given[step]) for step in replays} <= set(map(tuple, plain[:5]))
     real = [
         given
-        for (slot, steps), after in _with_next(run.in_turns(requested))
+        for (slot, steps), after in _with_next(run.in_slots(requested))
         for given in run.given[steps[0] : steps[-1] + 1]
         if (slot if slot is not None else after) == 0
     ]
@@ -132,7 +132,7 @@ def test_threads_change_and_come_back() -> None:
     finally:
         torch.set_num_threads(own)
     assert set(run.looked[:4]) == {own}
-    for slot, steps in run.in_turns(requested):
+    for slot, steps in run.in_slots(requested):
         if slot is not None:
             assert {run.looked[step] for step in steps} == {own + slot}
 
@@ -161,7 +161,7 @@ def test_the_exchange_of_a_workload_is_switched_off_and_on(
     # What a look finds was sent in the step before it.
     each: dict[int, set[int]] = {
         slot: set(run.looked[steps[0] + 1 : steps[-1] + 1])
-        for slot, steps in run.in_turns(requested)
+        for slot, steps in run.in_slots(requested)
         if slot is not None and len(steps) > 1
     }
     assert each[1] == {0}

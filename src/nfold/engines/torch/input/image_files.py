@@ -150,27 +150,32 @@ def fill_canvases(pixels: Tensor, sizes: Tensor, side: int) -> Tensor:
 NO_IDS = torch.empty(0, dtype=torch.int64)
 
 
-class ImageBatches(Dataset[Batch]):
-    """Batches by key, decoded and, if the plan says so, distorted in a loader's worker."""
+class PhotographBatches(Dataset[Batch]):
+    """Batches by key, made in a loader's worker; subclasses choose the tensors."""
 
     def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
-        self._part = part
-        self._seed = task.plan.seed
-        self._size = size
-        self._distorts_in_worker = task.plan.augment == "cpu"
-        self._distort: Distorter | None = None
+        self._part, self._seed, self._size = part, task.plan.seed, size
 
     def __getitem__(self, key: BatchKey) -> Batch:
         samples = SampleBoxes(self._part, self._seed, self._size, key.epoch, key.ids)
         labels = torch.from_numpy(self._part.labels[samples.file_indices])
-        tensors = (
-            self._distorted_tensors(samples, key, labels)
-            if self._distorts_in_worker
-            else self._box_tensors(samples, key, labels)
-        )
-        return build_batch(key, tensors)
+        return build_batch(key, self._tensors(samples, labels, key))
 
-    def _distorted_tensors(self, samples: SampleBoxes, key: BatchKey, labels: Tensor) -> Tensors:
+    def _tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
+        raise NotImplementedError
+
+
+class ImageBatches(PhotographBatches):
+    """Decoded boxes or, if the plan augments on the CPU, distorted images."""
+
+    def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
+        super().__init__(part, task, size)
+        self._distorts_in_worker = task.plan.augment == "cpu"
+        self._distort: Distorter | None = None
+
+    def _tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
+        if not self._distorts_in_worker:
+            return self._box_tensors(samples, labels, key)
         if self._distort is None:
             self._distort = Distorter(self._size)
         images = shared_tensor(len(samples), self._size, self._size, 3)
@@ -179,7 +184,7 @@ class ImageBatches(Dataset[Batch]):
             self._distort(samples.decode_region(row), parameters, target[row])
         return images, labels, NO_IDS
 
-    def _box_tensors(self, samples: SampleBoxes, key: BatchKey, labels: Tensor) -> Tensors:
+    def _box_tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
         sides = np.ascontiguousarray(samples.boxes[:, 2:])
         ends = np.cumsum(3 * sides.prod(axis=1))
         pixels = shared_tensor(int(ends[-1]))
@@ -202,22 +207,17 @@ def shared_tensor(*shape: int) -> Tensor:
 DecodeJpegs = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
 
 
-class JpegBatches(Dataset[Batch]):
-    """Batches of JPEG files; a worker reads them and draws their boxes."""
+class JpegBatches(PhotographBatches):
+    """JPEG files and their boxes."""
 
-    def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
-        self._part, self._seed, self._size = part, task.plan.seed, size
-
-    def __getitem__(self, key: BatchKey) -> Batch:
-        samples = SampleBoxes(self._part, self._seed, self._size, key.epoch, key.ids)
+    def _tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
         files = [self._part.jpeg(int(file)) for file in samples.file_indices]
         lengths = torch.tensor([len(file) for file in files])
         content = shared_tensor(int(lengths.sum()))
         np.concatenate(files, out=content.numpy())
-        labels = torch.from_numpy(self._part.labels[samples.file_indices])
         boxes = torch.from_numpy(np.column_stack([samples.boxes, samples.reductions]))
         boxes = torch.cat([boxes, lengths[:, None]], dim=1)
-        return build_batch(key, (content, labels, torch.from_numpy(key.ids), boxes))
+        return content, labels, torch.from_numpy(key.ids), boxes
 
 
 class NvjpegTransfer:
@@ -254,7 +254,10 @@ def torchvision_decoder() -> DecodeJpegs:
         raise Unsupported(f"torchvision cannot be imported: {error}; next: --decode cpu") from error
 
     def decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        _wait_for_freed_memory(device)
+        # torchvision allocates on this stream and decodes on its own, without waiting: it would
+        # overwrite memory that Python freed and that earlier kernels still read.
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
         try:
             return cast(
                 list[Tensor], decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
@@ -269,15 +272,6 @@ def torchvision_decoder() -> DecodeJpegs:
     return decode
 
 
-def _wait_for_freed_memory(device: torch.device) -> None:
-    """torchvision allocates the images on this stream and decodes on its own, without waiting.
-
-    It would overwrite memory that Python freed and that earlier kernels still read.
-    """
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
-
-
 def _decode_one(
     decode_jpeg: Callable[..., Tensor], mode: object, file: Tensor, device: torch.device
 ) -> Tensor:
@@ -288,19 +282,13 @@ def _decode_one(
         return torch.from_numpy(image.copy()).permute(2, 0, 1).to(device)
 
 
-class BoxBatches(Dataset[Batch]):
-    """The boxes and file numbers of a batch's samples, for ``ResidentCropTransfer``."""
+class BoxBatches(PhotographBatches):
+    """Boxes and file numbers, for ``ResidentCropTransfer``."""
 
-    def __init__(self, part: PackedJpegs, task: Task, size: int) -> None:
-        self._part, self._seed, self._size = part, task.plan.seed, size
-
-    def __getitem__(self, key: BatchKey) -> Batch:
-        samples = SampleBoxes(self._part, self._seed, self._size, key.epoch, key.ids)
-        boxes = torch.from_numpy(
-            np.column_stack([samples.boxes, samples.reductions, samples.file_indices])
-        )
-        labels = torch.from_numpy(self._part.labels[samples.file_indices])
-        return build_batch(key, (boxes, labels, torch.from_numpy(key.ids)))
+    def _tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
+        columns = [samples.boxes, samples.reductions, samples.file_indices]
+        boxes = torch.from_numpy(np.column_stack(columns))
+        return boxes, labels, torch.from_numpy(key.ids)
 
 
 class ResidentCropTransfer:
