@@ -1,4 +1,4 @@
-"""What a user's script calls: ``nfold.Run`` and the linear scaling rule."""
+"""The public names for a user's script: ``nfold.Run`` and the linear scaling rule."""
 
 from __future__ import annotations
 
@@ -20,64 +20,70 @@ from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 
 __all__ = ["Run", "linear_scaling_rule"]
 
-FOLDER_VARIABLE = "NFOLD_FOLDER"
-"""Environment variable: the folder of a run that ``nfold run`` watches over."""
-PLAN_VARIABLE = "NFOLD_PLAN"
-"""Environment variable: plan fields as JSON, from the flags of ``nfold run``."""
+FOLDER_VARIABLE = "NFOLD_FOLDER"  # the folder of a run under ``nfold run``
+PLAN_VARIABLE = "NFOLD_PLAN"  # plan fields as JSON, from the flags of ``nfold run``
 PLAN_FILE = "nfold.toml"
+# Plan fields that a script sets itself, and where. nfold.toml may hold them for ``nfold train``.
 LOOP_FIELDS = {
     "batch": "run.loader(data, batch_size=...)",
     "steps": "the script's own loop",
     "epochs": "the script's own loop",
     "warmup_steps": "the script's own loop",
 }
-"""Plan fields that a script decides, and where. In a file that ``nfold train`` reads too they
-are left to it.
-"""
 
 
 class Run(UserRun):
-    """One rank of a data-parallel run: joins the job that started this process, or is alone.
+    """One rank of a data-parallel run.
 
         run = nfold.Run()
         model, optimizer = run.prepare(model, optimizer)
         loader = run.loader(dataset, batch_size=512)
 
-    The plan comes from, later ones winning: ``nfold.toml`` in the working directory, the flags
-    of ``nfold run``, ``plan``, and ``fields`` (``precision="bf16"``, ``accumulate=4``, ...).
-    Raises UsageError for a plan that a script cannot follow, and DevicesMissing where this
-    rank has no GPU of its own.
+    Joins the job of ``RANK`` and ``WORLD_SIZE``; without them it is the only rank. The plan comes
+    from ``nfold.toml`` in the working directory, the flags of ``nfold run``, ``plan``, and
+    ``fields`` (``precision="bf16"``, ``accumulate=4``, ...); later sources override earlier ones.
+
+    Raises:
+        UsageError: The plan cannot be followed by a script.
+        DevicesMissing: This rank has no GPU of its own.
     """
 
     def __init__(self, plan: Plan | None = None, **fields: Any) -> None:
-        asked = _merge_plan_sources(plan, fields)
-        job = join_job(asked.device)
+        requested = _merge_plan_sources(plan, fields)
+        job = join_job(requested.device)
         folder = os.environ.get(FOLDER_VARIABLE)
         observer = (
             Observer()
             if folder is None
             else HeartbeatObserver(HandoffFolder(Path(folder)), job.rank)
         )
-        super().__init__(complete_run_plan(asked, job), job, observer)
+        super().__init__(complete_run_plan(requested, job), job, observer)
         self._folder = None if folder is None else Path(folder)
 
     def log(self, **values: Any) -> None:
         """Print ``values`` on rank 0, and append them to the run's ``log.jsonl`` if it has one.
 
-        A tensor of one element is read, which waits for the device: log once in many steps.
+        Reading a tensor of one element waits for the device: do not log in every step.
         """
         if not self.is_main:
             return
-        plain = {name: _number(value) for name, value in values.items()}
-        sys.stdout.write(" · ".join(f"{name} {_short(plain[name])}" for name in plain) + "\n")
+        numbers = {
+            name: value.item() if hasattr(value, "item") else value
+            for name, value in values.items()
+        }
+        texts = (
+            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in numbers.items()
+        )
+        sys.stdout.write(" · ".join(texts) + "\n")
         if self._folder is not None:
-            line = json.dumps({"step": self.steps, "monotonic_s": time.monotonic(), **plain})
+            line = json.dumps({"step": self.steps, "monotonic_s": time.monotonic(), **numbers})
             with (self._folder / "log.jsonl").open("a") as file:
                 file.write(line + "\n")
 
 
 class HeartbeatObserver(Observer):
-    """Tells the supervisor of ``nfold run`` that this rank lives."""
+    """Reports progress of this rank to the supervisor of ``nfold run``."""
 
     def __init__(self, folder: HandoffFolder, rank: int) -> None:
         self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
@@ -88,23 +94,19 @@ class HeartbeatObserver(Observer):
 
 def _merge_plan_sources(plan: Plan | None, fields: dict[str, Any]) -> Plan:
     file = Path(PLAN_FILE)
-    asked = Plan.from_toml(file.read_text()) if file.exists() else Plan()
-    told = _from_environment()
-    for name in (one for one in LOOP_FIELDS if one in told or one in fields):
-        raise UsageError(f"{name} is not a script's plan to say; next: {LOOP_FIELDS[name]}")
-    for later in (told, {} if plan is None else _non_default_fields(plan), fields):
-        asked = asked.edit(**later)
-    return asked
-
-
-def _from_environment() -> dict[str, Any]:
-    text = os.environ.get(PLAN_VARIABLE)
-    if not text:
-        return {}
+    merged = Plan.from_toml(file.read_text()) if file.exists() else Plan()
     try:
-        return _non_default_fields(Plan.from_dict(json.loads(text)))
+        flags = _non_default_fields(
+            Plan.from_dict(json.loads(os.environ.get(PLAN_VARIABLE) or "{}"))
+        )
     except ValueError as error:
         raise UsageError(f"{PLAN_VARIABLE} is not JSON: {error}") from None
+    for name, setting in LOOP_FIELDS.items():
+        if name in flags or name in fields:
+            raise UsageError(f"{name} cannot be set in the plan of a script; next: {setting}")
+    for source in (flags, {} if plan is None else _non_default_fields(plan), fields):
+        merged = merged.edit(**source)
+    return merged
 
 
 def _non_default_fields(plan: Plan) -> dict[str, Any]:
@@ -113,11 +115,3 @@ def _non_default_fields(plan: Plan) -> dict[str, Any]:
         for field in dataclasses.fields(plan)
         if getattr(plan, field.name) != field.default
     }
-
-
-def _number(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
-
-
-def _short(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A part of the GPU tests, where several run side by side: see ``tools/gpu_tests.py``."""
+"""Selects a part of the GPU tests if several run in parallel: see ``tools/gpu_tests.py``."""
 
 from __future__ import annotations
 

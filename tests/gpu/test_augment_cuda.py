@@ -1,4 +1,4 @@
-"""Augmentation on a GPU: the CPU's pixels, also replayed from a CUDA graph in another epoch."""
+"""Augmentation on a GPU equals the CPU's, also in a CUDA graph of another epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch norm over the global batch of two GPUs, through NCCL, against plain layers on a CPU."""
+"""Batch norm over two GPUs through NCCL against layers on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every step on GPUs: captured, compiled and eager runs have the same losses, and they end."""
+"""Captured, compiled and eager training on GPUs have the same losses and end."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STEPS = ("captured", "compiled", "compiled+captured")
 
 
 def _train(results: Path, host: Machine = HOST, **changes: Any) -> Measurement:
-    asked = {"device": "cuda", "batch": 96, "epochs": 10, "warmup_steps": 1, **changes}
+    requested = {"device": "cuda", "batch": 96, "epochs": 10, "warmup_steps": 1, **changes}
     done = run(
         Workload.parse("digits"),
-        plan(host, **asked),
+        plan(host, **requested),
         machine=host,
         options=RunOptions(results=results),
     )
@@ -57,14 +57,14 @@ def test_losses_do_not_depend_on_the_step(tmp_path: Path, devices: int, input_: 
     """Batches of 96 of 1,437 samples: the last of an epoch is smaller, shares differ on three."""
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "devices": devices,
         "input": input_,
         "workers": 0 if input_ == "resident" else 1,
     }
-    eager = _train(tmp_path / "eager", **said)
+    eager = _train(tmp_path / "eager", **fields)
     for step in STEPS:
-        other = _train(tmp_path / step, step=step, **said)
+        other = _train(tmp_path / step, step=step, **fields)
         _alike(_losses(other), _losses(eager))
         assert other.ranks[0].sample_hashes == eager.ranks[0].sample_hashes
         assert len({rank.parameter_checksum for rank in other.ranks}) == 1
@@ -79,14 +79,14 @@ def test_parts_of_a_step_change_no_loss(tmp_path: Path, devices: int, step: str)
     """
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "devices": devices,
         "input": "resident",
         "strategy": "nfold",
         "batch": 95,
     }
-    whole = _train(tmp_path / "whole", step="eager", **said)
-    parts = _train(tmp_path / "parts", step=step, accumulate=2, **said)
+    whole = _train(tmp_path / "whole", step="eager", **fields)
+    parts = _train(tmp_path / "parts", step=step, accumulate=2, **fields)
     assert _losses(parts)[0] == pytest.approx(_losses(whole)[0], rel=1e-4)
     assert _losses(parts)[1] == pytest.approx(_losses(whole)[1], rel=2e-2)
     assert _losses(parts)[-1] < 0.1 * _losses(parts)[0]
@@ -98,15 +98,15 @@ def test_a_graph_holds_the_scale_of_fp16(tmp_path: Path, devices: int, accumulat
     """Steps are skipped and the scale moves as in an eager run: the host reads neither."""
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "devices": devices,
         "input": "resident",
         "strategy": "nfold",
         "precision": "fp16",
     }
-    said |= {"accumulate": accumulate}
-    eager = _train(tmp_path / "eager", step="eager", **said)
-    captured = _train(tmp_path / "captured", step="captured", **said)
+    fields |= {"accumulate": accumulate}
+    eager = _train(tmp_path / "eager", step="eager", **fields)
+    captured = _train(tmp_path / "captured", step="captured", **fields)
     _alike(_losses(captured), _losses(eager), second=8e-2)
     assert _losses(captured)[-1] < 0.3 * _losses(captured)[0]
     assert len({rank.parameter_checksum for rank in captured.ranks}) == 1
@@ -158,21 +158,21 @@ def test_several_steps_in_a_graph_are_the_same_steps(
         )
         assert done.status == "ok", done.cause
         pair.append(done)
-    alone, chained = pair
-    _alike(_losses(chained), _losses(alone))
-    assert chained.ranks[0].sample_hashes == alone.ranks[0].sample_hashes
+    one_device, chained = pair
+    _alike(_losses(chained), _losses(one_device))
+    assert chained.ranks[0].sample_hashes == one_device.ranks[0].sample_hashes
     assert sum(w.steps for w in chained.ranks[0].windows) >= 30
 
 
 @pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 def test_augmentation_is_drawn_anew_in_every_replayed_epoch(tmp_path: Path) -> None:
     """cnn10 on few samples: eager draws them for each epoch, and so must a graph."""
-    said = {"input": "resident", "batch": 64, "epochs": 6, "precision": "fp32"}
+    fields = {"input": "resident", "batch": 64, "epochs": 6, "precision": "fp32"}
     pair = []
     for step in ("eager", "captured"):
         done = run(
             Workload.parse("cnn10:samples=256"),
-            plan(HOST, device="cuda", step=step, **said),
+            plan(HOST, device="cuda", step=step, **fields),
             machine=HOST,
             options=RunOptions(results=tmp_path / step),
         )
@@ -185,20 +185,20 @@ def test_augmentation_is_drawn_anew_in_every_replayed_epoch(tmp_path: Path) -> N
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("step", ["eager", "captured"])
 def test_sharded_data_give_what_whole_data_give(tmp_path: Path, devices: int, step: str) -> None:
-    """101 KiB of digits on GPUs said to have 100 KiB each; of the last batch, 93 samples."""
+    """101 KiB of digits on GPUs fields to have 100 KiB each; of the last batch, 93 samples."""
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "devices": devices,
         "input": "resident",
         "step": step,
         "strategy": "nfold",
     }
-    whole = _train(tmp_path / "whole", **said)
+    whole = _train(tmp_path / "whole", **fields)
     gpus = tuple(dataclasses.replace(gpu, memory_bytes=100 * 2**10) for gpu in HOST.gpus)
     small = dataclasses.replace(HOST, gpus=gpus)
-    sharded = _train(tmp_path / "sharded", host=small, **said)
-    assert "sharded" in [doubt.kind for doubt in sharded.warnings]
+    sharded = _train(tmp_path / "sharded", host=small, **fields)
+    assert "sharded" in [caveat.kind for caveat in sharded.warnings]
     _alike(_losses(sharded), _losses(whole))
     for one, other in zip(whole.ranks, sharded.ranks, strict=True):
         assert one.sample_hashes == other.sample_hashes

@@ -1,4 +1,4 @@
-"""conv2d on real GPUs: every part is there, and the results are scipy's."""
+"""conv2d on GPUs: every part is there, and the results equal scipy's."""
 
 from __future__ import annotations
 

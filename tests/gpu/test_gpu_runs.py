@@ -1,4 +1,4 @@
-"""On real GPUs: every strategy, layout and precision trains, and faults end as data."""
+"""Every strategy, layout and precision trains on GPUs, and faults end as data."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def host() -> Machine:
 def _train(
     host: Machine, results: Path, workload: str = "digits", **changes: object
 ) -> Measurement:
-    asked = plan(host, **{"device": "cuda", "batch": 64, "workers": 1, **changes})
+    requested = plan(host, **{"device": "cuda", "batch": 64, "workers": 1, **changes})
     options = RunOptions(results=results, telemetry_interval_s=0.2, hang_timeout_s=20)
-    return run(Workload.parse(workload), asked, machine=host, options=options)
+    return run(Workload.parse(workload), requested, machine=host, options=options)
 
 
 @one_gpu
@@ -64,9 +64,9 @@ def test_every_precision_and_layout_learns(
 def test_two_gpus_train_as_one(
     host: Machine, tmp_path: Path, strategy: str, accumulate: int
 ) -> None:
-    said: dict[str, Any] = {"strategy": strategy, "accumulate": accumulate, "devices": 2}
+    fields: dict[str, Any] = {"strategy": strategy, "accumulate": accumulate, "devices": 2}
     one = _train(host, tmp_path, epochs=2, precision="fp32")
-    two = _train(host, tmp_path, epochs=2, precision="fp32", **said)
+    two = _train(host, tmp_path, epochs=2, precision="fp32", **fields)
     assert two.status == "ok", two.cause
     assert len(two.ranks) == (2 if strategy == "ddp" else 1)
     for first, second in zip(one.ranks[0].epochs, two.ranks[0].epochs, strict=True):
@@ -112,9 +112,9 @@ def test_a_lost_rank_frees_both_cards(host: Machine, tmp_path: Path, action: int
             os.kill(beat.pid, action)
 
     before = _held_bytes()
-    asked = plan(host, device="cuda", devices=2, batch=64, epochs=500, workers=1)
+    requested = plan(host, device="cuda", devices=2, batch=64, epochs=500, workers=1)
     options = RunOptions(results=tmp_path, on_progress=strike, hang_timeout_s=5)
-    done = run(Workload.parse("digits"), asked, machine=host, options=options)
+    done = run(Workload.parse("digits"), requested, machine=host, options=options)
     assert struck
     assert done.status == ("killed" if action == signal.SIGKILL else "hung")
     assert done.cause is not None
@@ -150,16 +150,16 @@ def test_conv2d_on_two_gpus_agrees_with_scipy(host: Machine, tmp_path: Path, str
 @pytest.mark.alone
 @one_gpu
 def test_an_experiment_leaves_out_the_copies_of_conv2d(host: Machine, tmp_path: Path) -> None:
-    asked = plan(host, device="cuda", batch=840, steps=20)
+    requested = plan(host, device="cuda", batch=840, steps=20)
     found = [
         run(
             Workload.parse("conv2d"),
-            asked,
-            left_out,
+            requested,
+            variant,
             machine=host,
             options=RunOptions(results=tmp_path),
         )
-        for left_out in (None, Variant(input="resident"))
+        for variant in (None, Variant(input="resident"))
     ]
     assert [one.status for one in found] == ["ok", "ok"], found[-1].cause
     whole, resident = (sum(w.seconds for w in one.ranks[0].windows) for one in found)

@@ -1,4 +1,4 @@
-"""Fills of memory in a CUDA graph become kernels, and do what they did."""
+"""Memory fills in a CUDA graph become kernels with the same effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inception's input on a GPU: the pixels of every placement, and a captured step's losses."""
+"""Inception's input on a GPU: pixels of every placement, and losses of a captured step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
 
 
-def asked(**changes: object) -> Task:
+def requested(**changes: object) -> Task:
     machine = inspect_machine()
     fields = {"device": "cuda", "devices": 1, "batch": 8, "workers": 0, "augment": "device"}
     plan = Plan(**{**fields, **changes})  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_a_captured_distortion_draws_the_next_epoch_as_an_eager_one() -> None:
 @pytest.mark.parametrize("augment", ["cpu", "device"])
 def test_a_captured_step_trains_as_an_eager_one(augment: str, step: str) -> None:
     eager, captured = (
-        train(asked(step=way, augment=augment, steps=8, warmup_steps=1), Observer(), linear)
+        train(requested(step=way, augment=augment, steps=8, warmup_steps=1), Observer(), linear)
         for way in ("eager", step)
     )
     assert captured.sample_hashes == eager.sample_hashes
@@ -138,7 +138,7 @@ def test_a_captured_step_trains_as_an_eager_one(augment: str, step: str) -> None
 def test_a_captured_inception_trains_on_the_samples_of_an_eager_one(step: str) -> None:
     """Its losses, of 8 samples at a time, are another thing with every other last bit."""
     eager, captured = (
-        train(asked(step=way, steps=8, warmup_steps=1), Observer()) for way in ("eager", step)
+        train(requested(step=way, steps=8, warmup_steps=1), Observer()) for way in ("eager", step)
     )
     assert captured.sample_hashes == eager.sample_hashes
     assert len(captured.losses) == len(eager.losses) == 9
@@ -147,7 +147,7 @@ def test_a_captured_inception_trains_on_the_samples_of_an_eager_one(step: str) -
 
 def test_a_process_measures_what_workers_decoder_and_device_make() -> None:
     photographs.load()
-    found = measure_rates(asked(decode="cpu"))
+    found = measure_rates(requested(decode="cpu"))
     assert found.worker.low > 0
     assert found.device is not None
     assert found.device > 0
@@ -167,7 +167,7 @@ def test_boxes_are_cut_out_on_a_gpu_as_on_the_cpu() -> None:
 def test_resident_photographs_train_in_a_graph_as_those_of_a_loader() -> None:
     fields = {"step": "captured", "steps": 8, "warmup_steps": 1}
     loaded, resident = (
-        train(asked(input=input_, **fields), Observer(), linear)
+        train(requested(input=input_, **fields), Observer(), linear)
         for input_ in ("loader", "resident")
     )
     assert resident.sample_hashes == loaded.sample_hashes
@@ -179,7 +179,7 @@ def test_resident_photographs_train_in_a_graph_as_those_of_a_loader() -> None:
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
 def test_nvjpeg_decodes_what_the_cpu_does() -> None:
-    task = asked()
+    task = requested()
     part = photographs.load().train
     key = next(iter(BatchKeySampler(len(part), task)))
     try:
@@ -198,16 +198,16 @@ def test_nvjpeg_decodes_what_the_cpu_does() -> None:
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="no torchvision")
-def test_batches_decoded_one_after_the_other_leave_each_other_alone() -> None:
-    """The decoder's stream waits for nobody: memory of the batch before may still be read."""
+def test_consecutive_decoded_batches_do_not_overwrite_each_other() -> None:
+    """The decoder's stream waits for no rank: memory of the batch before may still be read."""
     decode = torchvision_decoder()
     files = [torch.frombuffer(bytearray(jpeg(400, 500, i)), dtype=torch.uint8) for i in range(32)]
     boxes = torch.tensor([(3 * i, 5 * i, 90, 128, 1) for i in range(32)])
-    alone = crop_to_canvases(PackedImages.pack(decode(files, CUDA)), boxes, 128).cpu()
+    one_device = crop_to_canvases(PackedImages.pack(decode(files, CUDA)), boxes, 128).cpu()
     laid = []
     stream = torch.cuda.Stream(CUDA)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for _ in range(40):
             laid.append(crop_to_canvases(PackedImages.pack(decode(files, CUDA)), boxes, 128))
     torch.cuda.synchronize()
-    assert all(torch.equal(canvases.cpu(), alone) for canvases in laid)
+    assert all(torch.equal(canvases.cpu(), one_device) for canvases in laid)

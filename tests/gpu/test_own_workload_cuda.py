@@ -1,4 +1,4 @@
-"""A user's own workload on GPUs: steps as graphs, with any optimizer."""
+"""A user's own workload on GPUs: captured steps with any optimizer."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def waits():
 
 def _train(folder: Path, name: str, step: str, devices: int = 1, **changes: str) -> Measurement:
     (folder / "own_cuda.py").write_text(MODULE)
-    asked = plan(HOST, device="cuda", devices=devices, batch=64, epochs=4, step=step, **changes)
+    requested = plan(HOST, device="cuda", devices=devices, batch=64, epochs=4, step=step, **changes)
     workload = workloads.with_fingerprint(Workload.parse(f"own_cuda:{name}"))
-    return run(workload, asked, machine=HOST, options=RunOptions(results=folder))
+    return run(workload, requested, machine=HOST, options=RunOptions(results=folder))
 
 
 @pytest.mark.parametrize("name", ["images", "floats"])

@@ -1,4 +1,4 @@
-"""Batches copied one ahead on a GPU against plain copies, while the step's stream is kept busy."""
+"""Batches prefetched on a GPU equal direct copies while the step's stream is busy."""
 
 from __future__ import annotations
 

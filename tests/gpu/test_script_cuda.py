@@ -1,4 +1,4 @@
-"""A script that nobody changed, on real GPUs."""
+"""An unmodified script on GPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.integration, pytest.mark.timeout(300)
 HOST = inspect_machine()
 one_gpu = pytest.mark.skipif(len(HOST.gpus) < 1, reason="needs a GPU")
 two_gpus = pytest.mark.skipif(len(HOST.gpus) < 2, reason="needs two GPUs")
-SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_images.py")
+SCRIPT = str(Path(__file__).parent / "scripts" / "user_image_training.py")
 SYNC_BATCH_NORM = str(Path(__file__).parents[1] / "integration/scripts/sync_batch_norm.py")
 FAULTY = Path(__file__).parents[2] / "benchmarks/diagnosis/scripts"
 WITH_TRAINER, MIXED = FAULTY / "with_trainer.py", FAULTY / "mixed_precision.py"
@@ -34,15 +34,15 @@ SMALL = FAULTY / "characters.py"
 
 def _measured(
     tmp_path: Path,
-    ablation: Variant | None = None,
+    variant: Variant | None = None,
     *arguments: str,
     script: str = SCRIPT,
     **changes: Any,
 ) -> tuple[Measurement, tuple[ScriptProfile, ...]]:
-    said = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6, **changes}
-    plan = Plan(**{"device": "cuda", "cores_per_device": 1, **said})
+    fields = {"devices": 1, "strategy": "single", "steps": 30, "warmup_steps": 6, **changes}
+    plan = Plan(**{"device": "cuda", "cores_per_device": 1, **fields})
     workload = Workload.from_script(script, *arguments)
-    found = run(workload, plan, ablation, machine=HOST, options=RunOptions(results=tmp_path))
+    found = run(workload, plan, variant, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "ok", found.cause
     assert {len(rank.step_ms) for rank in found.ranks} == {30}
     return found, HandoffFolder(tmp_path / str(found.folder)).read_profiles()
@@ -92,7 +92,7 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
 
 @two_gpus
 @pytest.mark.parametrize(
-    "ablation",
+    "variant",
     [
         None,
         Variant(input="resident", exchange="none"),
@@ -102,14 +102,14 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_every_rung_of_ddp_over_nccl(tmp_path: Path, ablation: Variant | None) -> None:
-    found, seen = _measured(tmp_path, ablation, "--ddp", devices=2, strategy="ddp")
+def test_every_variant_of_ddp_over_nccl(tmp_path: Path, variant: Variant | None) -> None:
+    found, seen = _measured(tmp_path, variant, "--ddp", devices=2, strategy="ddp")
     assert len(found.ranks) == len(seen) == 2
     assert {one.parallel for one in seen} == {"ddp"}
     assert {one.backend for one in seen} == {"nccl"}
-    world = 1 if ablation is not None and ablation.independent else 2
+    world = 1 if variant is not None and variant.independent else 2
     assert {one.world_size for one in seen} == {world}
-    if ablation is None:
+    if variant is None:
         assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
 
@@ -133,7 +133,7 @@ def test_collectives_of_sync_batch_norm_are_counted_and_removed(tmp_path: Path) 
 
 
 @one_gpu
-def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) -> None:
+def test_a_trainers_own_settings_are_reported_in_its_terms(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     _, (seen,) = _measured(tmp_path, script=str(WITH_TRAINER))
     assert seen.trainer == "transformers"
@@ -148,7 +148,7 @@ def test_what_a_trainer_does_by_itself_is_told_in_its_own_words(tmp_path: Path) 
 
 
 @one_gpu
-def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> None:
+def test_no_rank_waits_for_the_losses_that_a_trainer_reads(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     _, (seen,) = _measured(tmp_path, Variant(host_syncs=False), script=str(WITH_TRAINER))
     assert seen.steps == 30
@@ -158,8 +158,8 @@ def test_nobody_waits_for_the_losses_that_a_trainer_looks_at(tmp_path: Path) -> 
 def test_convolutions_in_the_order_of_tensor_cores_are_not_reordered(tmp_path: Path) -> None:
     traced = []
     for last in (False, True):
-        left_out = Variant(channels_last=last, profiler_steps=True)
-        _, (seen,) = _measured(tmp_path, left_out, script=str(MIXED))
+        variant = Variant(channels_last=last, profiler_steps=True)
+        _, (seen,) = _measured(tmp_path, variant, script=str(MIXED))
         assert seen.convolutions == 19
         assert seen.trace is not None
         traced.append(seen.trace)
@@ -172,8 +172,8 @@ def test_convolutions_in_the_order_of_tensor_cores_are_not_reordered(tmp_path: P
 def test_the_model_of_a_script_is_compiled_in_either_mode(tmp_path: Path) -> None:
     arguments, launches = ("--layers=3", "--batch=8"), []
     for mode in ("", "default", "reduce-overhead"):
-        left_out = Variant(compiled=mode, profiler_steps=True)
-        _, (seen,) = _measured(tmp_path, left_out, *arguments, script=str(SMALL))
+        variant = Variant(compiled=mode, profiler_steps=True)
+        _, (seen,) = _measured(tmp_path, variant, *arguments, script=str(SMALL))
         assert seen.compiled == bool(mode)
         assert seen.trace is not None
         launches.append(seen.trace.launches_per_step)

@@ -1,4 +1,4 @@
-"""A profiler's view of some steps on a GPU: what reorders dimensions, and how long it is busy."""
+"""A profile of some steps on a GPU: transposes and busy time."""
 
 from __future__ import annotations
 

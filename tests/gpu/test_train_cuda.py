@@ -1,4 +1,4 @@
-"""``nfold train`` on GPUs: interrupted and gone on from, it ends as without the interruption."""
+"""``nfold train`` on GPUs: a resumed training ends as one without the interruption."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ CASES: list[tuple[int, dict[str, object]]] = [
 
 
 def _train(
-    folder: Path, devices: int, said: dict[str, object], *, stop_after: int | None
+    folder: Path, devices: int, overrides: dict[str, object], *, stop_after: int | None
 ) -> Measurement:
     """Train into ``folder``, asked to stop once ``stop_after`` epochs are kept."""
-    asked = plan(
+    requested = plan(
         HOST,
         device="cuda",
         devices=devices,
         batch=64,
         epochs=EPOCHS,
         input="resident",
-        **said,
+        **overrides,
     )
     stop, checkpoints = StopRequest(), folder / "checkpoints"
 
@@ -51,23 +51,23 @@ def _train(
     options = RunOptions(
         results=folder, on_progress=watch, stop=stop, checkpoint_folder=checkpoints
     )
-    return run(Workload.parse("digits"), asked, machine=HOST, options=options)
+    return run(Workload.parse("digits"), requested, machine=HOST, options=options)
 
 
 def _epochs_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-")) // 23
 
 
-@pytest.mark.parametrize(("devices", "said"), CASES, ids=str)
+@pytest.mark.parametrize(("devices", "overrides"), CASES, ids=str)
 def test_resume_ends_as_the_uninterrupted_run(
-    tmp_path: Path, devices: int, said: dict[str, object]
+    tmp_path: Path, devices: int, overrides: dict[str, object]
 ) -> None:
     if len(HOST.gpus) < devices:
         pytest.skip(f"needs {devices} GPUs")
-    whole = _train(tmp_path / "whole", devices, said, stop_after=None)
+    whole = _train(tmp_path / "whole", devices, overrides, stop_after=None)
     assert whole.status == "ok", whole.cause
-    broken = _train(tmp_path / "broken", devices, said, stop_after=5)
-    rest = _train(tmp_path / "broken", devices, said, stop_after=None)
+    broken = _train(tmp_path / "broken", devices, overrides, stop_after=5)
+    rest = _train(tmp_path / "broken", devices, overrides, stop_after=None)
     assert broken.status == "interrupted"
     assert rest.status == "ok", rest.cause
     assert len(epochs(rest)) == EPOCHS

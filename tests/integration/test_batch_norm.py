@@ -100,7 +100,7 @@ def test_a_sample_that_pads_has_no_gradient(found: Found) -> None:
     assert (of_x == 0).all()
 
 
-def test_types_and_layouts_are_kept(found: Found) -> None:
+def test_types_and_layouts_stay(found: Found) -> None:
     (first, *_) = found[2]
     assert first["bf16"]["outputs"].dtype == torch.bfloat16
     assert first["channels_last"]["is_channels_last"]
@@ -118,26 +118,26 @@ def test_statistics_of_16_bit_values_are_computed_in_32(found: Found, world: int
     ("name", "world"), [("synchronised", 2), ("own_exchange", 2), ("synchronised", 4)]
 )
 def test_losses_do_not_depend_on_the_number_of_devices(found: Found, name: str, world: int) -> None:
-    (alone,) = found[1]
-    assert len(alone["synchronised"]) == 50
+    (one_device,) = found[1]
+    assert len(one_device["synchronised"]) == 50
     for rank in found[world]:
-        assert rank[name] == pytest.approx(alone["synchronised"], rel=1e-8)
+        assert rank[name] == pytest.approx(one_device["synchronised"], rel=1e-8)
 
 
 def test_parts_of_all_devices_together_have_the_same_statistics_on_any_number(
     found: Found,
 ) -> None:
     """Batches of 18 in three parts; the last of an epoch, of 2, is all of the second device's."""
-    (alone,) = found[1]
-    assert alone["in_parts"] != pytest.approx(alone["synchronised"][:20], rel=1e-4)
+    (one_device,) = found[1]
+    assert one_device["in_parts"] != pytest.approx(one_device["synchronised"][:20], rel=1e-4)
     for rank in found[2]:
-        assert rank["in_parts"] == pytest.approx(alone["in_parts"], rel=1e-8)
+        assert rank["in_parts"] == pytest.approx(one_device["in_parts"], rel=1e-8)
 
 
 def test_losses_depend_on_it_where_every_device_has_its_own_statistics(found: Found) -> None:
     """So the test above can fail."""
-    (alone,) = found[1]
-    pairs = zip(alone["synchronised"], found[2][0]["device"], strict=True)
+    (one_device,) = found[1]
+    pairs = zip(one_device["synchronised"], found[2][0]["device"], strict=True)
     apart = [abs(other / one - 1) for one, other in pairs]
     assert apart[0] > 1e-4
     assert max(apart) > 1e-2

@@ -29,7 +29,9 @@ def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_placements_train_on_the_same_samples_and_a_skipped_file_is_told(tmp_path: Path) -> None:
+def test_placements_train_on_the_same_samples_and_a_skipped_file_is_reported(
+    tmp_path: Path,
+) -> None:
     folders(tmp_path / "data")
     (tmp_path / "data/train/class0/bad.jpg").write_bytes(b"no")
     done = bench(tmp_path, "--devices", "cpu:1", "--augment", "cpu,device", "--skip-bad")
@@ -42,9 +44,8 @@ def test_placements_train_on_the_same_samples_and_a_skipped_file_is_told(tmp_pat
     assert first.sample_hashes == second.sample_hashes
     # Not their losses: at this size batch norm of 4 samples makes 0.1 of 255 levels a half of it.
     for each in found:
-        (told,) = [w for w in each["warnings"] if w["kind"] == "bad_images"]
-        assert "1 bad images" in told["text"]
-        assert "bad.jpg" in told["text"]
+        (warning,) = [w for w in each["warnings"] if w["kind"] == "bad_images"]
+        assert "bad.jpg" in warning["text"]
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_a_bad_file_is_one_error_before_anything_runs(tmp_path: Path) -> None:
     assert "--skip-bad" in done.stderr
 
 
-def test_without_photographs_it_says_what_is_looked_for(tmp_path: Path) -> None:
+def test_without_photographs_the_error_names_the_missing_files(tmp_path: Path) -> None:
     done = bench(tmp_path)
     assert done.returncode == 4
     assert "train/CLASS/*.jpg" in done.stderr

@@ -33,9 +33,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "resident.py"
 def _train(results: Path, workload: str, memory: int = 2**60, **changes: Any) -> Measurement:
     """On a host said to have so many bytes of ``memory``."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=memory)
-    asked = plan(host, **{"cores_per_device": 1, **changes})
+    requested = plan(host, **{"cores_per_device": 1, **changes})
     options = RunOptions(results=results, telemetry_interval_s=0.5)
-    done = run(Workload.parse(workload), asked, machine=host, options=options)
+    done = run(Workload.parse(workload), requested, machine=host, options=options)
     assert done.status == "ok", done.cause
     return done
 
@@ -46,9 +46,9 @@ def _results(rank: RankSamples) -> tuple[object, ...]:
     return losses, rank.losses, rank.sample_hashes, rank.parameter_checksum
 
 
-def _same(results: Path, workload: str, *placements: dict[str, Any], **said: Any) -> None:
-    first, *others = (_train(results, workload, **said, **placed) for placed in placements)
-    assert len(first.ranks) == said["devices"]
+def _same(results: Path, workload: str, *placements: dict[str, Any], **fields: Any) -> None:
+    first, *others = (_train(results, workload, **fields, **placed) for placed in placements)
+    assert len(first.ranks) == fields["devices"]
     assert first.ranks[0].losses
     for other in others:
         pairs = zip(first.ranks, other.ranks, strict=True)
@@ -77,12 +77,12 @@ def test_augmented_images_in_steps_over_several_epochs(
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 def test_sharded_data_give_what_whole_data_give(strategy: str, tmp_path: Path) -> None:
     """101 KiB of digits on a host said to have 150 KiB. Batches of 52, at last one of 33."""
-    said = {"devices": 2, "strategy": strategy, "batch": 52, "epochs": 2, **RESIDENT}
-    whole = _train(tmp_path, "digits", **said)
-    sharded = _train(tmp_path, "digits", memory=SMALL, **said)
+    fields = {"devices": 2, "strategy": strategy, "batch": 52, "epochs": 2, **RESIDENT}
+    whole = _train(tmp_path, "digits", **fields)
+    sharded = _train(tmp_path, "digits", memory=SMALL, **fields)
     _check_sharded(whole.ranks, sharded.ranks)
-    assert [doubt.kind for doubt in sharded.warnings].count("sharded") == 1
-    assert "sharded" not in [doubt.kind for doubt in whole.warnings]
+    assert [caveat.kind for caveat in sharded.warnings].count("sharded") == 1
+    assert "sharded" not in [caveat.kind for caveat in whole.warnings]
 
 
 @pytest.mark.slow
@@ -112,11 +112,11 @@ def _check_sharded(whole: Sequence[RankSamples], sharded: Sequence[RankSamples])
 def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
     """Two copies of 101 KiB, or two shards of half of it, on a host said to have 120 KiB."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=120 * 2**10)
-    asked = plan(host, devices=2, cores_per_device=1, batch=61, epochs=1, **RESIDENT)
+    requested = plan(host, devices=2, cores_per_device=1, batch=61, epochs=1, **RESIDENT)
     options = RunOptions(results=tmp_path, telemetry_interval_s=0.5)
-    refused = run(Workload.parse("digits"), asked, machine=host, options=options)
+    refused = run(Workload.parse("digits"), requested, machine=host, options=options)
     assert refused.status == "oom"
     assert refused.cause is not None
-    sizes = ("'resident' needs 0.000193 GiB, sharded 9.64e-05 GiB,", "free 0.000114 GiB")
-    for said in (*sizes, "next: --input loader"):
-        assert said in refused.cause.text
+    sizes = ("needs 0.000193 GiB (9.64e-05 GiB sharded)", "free 0.000114 GiB")
+    for reason in (*sizes, "next: --input loader"):
+        assert reason in refused.cause.text

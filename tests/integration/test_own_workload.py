@@ -79,8 +79,8 @@ def nfold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def train(folder: Path, workload: str, *arguments: str) -> dict[str, Any]:
     done = nfold(folder, "train", workload, "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def stored(folder: Path) -> list[Measurement]:
@@ -88,8 +88,8 @@ def stored(folder: Path) -> list[Measurement]:
         return store.measurements()
 
 
-def losses(said: dict[str, Any]) -> list[float]:
-    return [epoch["train_loss"] for epoch in said["epochs"]]
+def losses(document: dict[str, Any]) -> list[float]:
+    return [epoch["train_loss"] for epoch in document["epochs"]]
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_floats_train_alike_on_two_devices(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
+def test_it_resumes_after_a_stop_unless_the_code_changed(project: Path) -> None:
     plan = ("--devices", "cpu:1", "--epochs", "20", "--json")
     whole = train(project, "project:floats", *plan, "--results", "whole")
     command = [sys.executable, "-P", "-m", "nfold", "train", "project:floats", *plan]
@@ -140,9 +140,9 @@ def test_it_goes_on_after_a_stop_unless_the_code_changed(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_other_imports_are_measured_anew_and_trained_when_asked(project: Path) -> None:
+def test_other_imports_are_measured_anew_and_trained_when_requested(project: Path) -> None:
     plan = ("project:floats", "--devices", "cpu:1", "--epochs", "1")
-    said = "trained before, with other imports or in another environment; --again starts over"
+    note = "trained before, with other imports or in another environment; --again starts over"
     for _ in range(2):
         assert nfold(project, "bench", *plan, "--no-report").returncode == 0
     first = train(project, *plan)
@@ -150,14 +150,14 @@ def test_other_imports_are_measured_anew_and_trained_when_asked(project: Path) -
     helpers = project / "helpers.py"
     helpers.write_text(helpers.read_text().replace("0.05", "0.06"))
     seen = nfold(project, "train", *plan, "--json")
-    assert said in seen.stderr
+    assert note in seen.stderr
     assert losses(json.loads(seen.stdout)) == losses(first)
     assert nfold(project, "bench", *plan, "--no-report").returncode == 0
     assert len(stored(project)) == 2
     other = train(project, *plan, "--again")
     assert losses(other) != losses(first)
     helpers.write_text(helpers.read_text().replace("0.06", "0.05"))
-    assert said in nfold(project, "train", *plan, "--json").stderr
+    assert note in nfold(project, "train", *plan, "--json").stderr
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_images_are_augmented_alike_and_a_regression_has_no_accuracy(project: Pa
 
 
 @pytest.mark.parametrize(
-    ("workload", "devices", "code", "said"),
+    ("workload", "devices", "code", "reason"),
     [
         ("project:floats:width=-1", "cpu:1", 1, r"RuntimeError.*\(project\.py:14\); next: python"),
         ("project:wrong", "cpu:1", 1, "mat1 and mat2"),
@@ -185,10 +185,10 @@ def test_images_are_augmented_alike_and_a_regression_has_no_accuracy(project: Pa
     ],
 )
 def test_what_fails_is_one_error(
-    project: Path, workload: str, devices: str, code: int, said: str
+    project: Path, workload: str, devices: str, code: int, reason: str
 ) -> None:
     done = nfold(project, "train", workload, "--devices", devices)
     assert done.returncode == code, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("nfold: error: ")]
-    assert re.search(said, error), error
+    assert re.search(reason, error), error
     assert "Traceback" not in done.stderr

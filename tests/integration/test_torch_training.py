@@ -26,9 +26,9 @@ def host() -> Machine:
 
 
 def _train(host: Machine, results: Path, **changes: object) -> Measurement:
-    asked = plan(host, **{"batch": 64, "cores_per_device": 1, **changes})
+    requested = plan(host, **{"batch": 64, "cores_per_device": 1, **changes})
     options = RunOptions(results=results, telemetry_interval_s=0.2)
-    return run(Workload.parse("digits"), asked, machine=host, options=options)
+    return run(Workload.parse("digits"), requested, machine=host, options=options)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_windows_exclude_the_first_step_and_the_warm_up(both: list[Measurement])
             assert rank.peak_memory_bytes is not None
 
 
-def test_telemetry_is_beside_the_measurement(both: list[Measurement], host: Machine) -> None:
+def test_telemetry_is_stored_with_the_measurement(both: list[Measurement], host: Machine) -> None:
     del host
     for done in both:
         assert done.folder is not None
@@ -111,8 +111,8 @@ def test_a_batch_that_does_not_divide_trains_the_same(host: Machine, tmp_path: P
 @pytest.mark.slow
 def test_our_own_exchange_trains_as_ddp_does(host: Machine, tmp_path: Path) -> None:
     """To the last bit: with two ranks there is one way to round a sum."""
-    asked = {"devices": 2, "batch": 61, "epochs": 1}
-    ddp, own = (_train(host, tmp_path, strategy=name, **asked) for name in ("ddp", "nfold"))
+    requested = {"devices": 2, "batch": 61, "epochs": 1}
+    ddp, own = (_train(host, tmp_path, strategy=name, **requested) for name in ("ddp", "nfold"))
     assert own.status == "ok", own.cause
     assert {rank.parameter_checksum for rank in own.ranks} == {ddp.ranks[0].parameter_checksum}
 
@@ -120,9 +120,9 @@ def test_our_own_exchange_trains_as_ddp_does(host: Machine, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_compiled_step_has_the_losses_of_an_eager_one(host: Machine, tmp_path: Path) -> None:
     """On two devices in two pieces; the last batch of an epoch, of 29 samples, is not compiled."""
-    said = {"devices": 2, "strategy": "nfold", "batch": 128, "epochs": 2}
-    eager = _train(host, tmp_path / "eager", step="eager", **said)
-    compiled = _train(host, tmp_path / "compiled", step="compiled", **said)
+    fields = {"devices": 2, "strategy": "nfold", "batch": 128, "epochs": 2}
+    eager = _train(host, tmp_path / "eager", step="eager", **fields)
+    compiled = _train(host, tmp_path / "compiled", step="compiled", **fields)
     assert compiled.status == "ok", compiled.cause
     for first, second in zip(eager.ranks[0].epochs, compiled.ranks[0].epochs, strict=True):
         assert second.train_loss == pytest.approx(first.train_loss, rel=1e-2)
@@ -131,8 +131,8 @@ def test_a_compiled_step_has_the_losses_of_an_eager_one(host: Machine, tmp_path:
 
 @pytest.mark.slow
 def test_compressed_gradients_lose_little(host: Machine, tmp_path: Path) -> None:
-    asked = {"devices": 2, "batch": 61, "epochs": 1, "strategy": "nfold"}
-    whole, less = (_train(host, tmp_path, exchange=kind, **asked) for kind in ("fp32", "bf16"))
+    requested = {"devices": 2, "batch": 61, "epochs": 1, "strategy": "nfold"}
+    whole, less = (_train(host, tmp_path, exchange=kind, **requested) for kind in ("fp32", "bf16"))
     assert less.ranks[0].parameter_checksum == less.ranks[1].parameter_checksum
     assert less.ranks[0].parameter_checksum != whole.ranks[0].parameter_checksum
     losses = [done.ranks[0].epochs[0].train_loss for done in (whole, less)]

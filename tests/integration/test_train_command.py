@@ -1,4 +1,4 @@
-"""The train command as a user runs it: killed in mid-epoch, gone on from, to the same result."""
+"""The train command as a user runs it: killed in mid-epoch, resumed, to the same result."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def train(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Train]:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Train]:
+def one_device(tmp_path: Path) -> Iterator[Train]:
     started = Train(tmp_path, 1)
     yield started
     started.end()
@@ -107,7 +107,7 @@ def _results(measurement: Measurement) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_after_sigkill_in_mid_epoch_a_rerun_goes_on_to_the_same_result(train: Train) -> None:
+def test_after_sigkill_in_mid_epoch_a_rerun_resumes_to_the_same_result(train: Train) -> None:
     whole = train.run("whole")
     assert whole.returncode == 0, whole.stderr
     process = train.start("cut")
@@ -127,33 +127,33 @@ def test_after_sigkill_in_mid_epoch_a_rerun_goes_on_to_the_same_result(train: Tr
 
 
 @pytest.mark.slow
-def test_what_was_trained_is_shown_and_not_trained_again(alone: Train) -> None:
-    first = alone.run("results")
+def test_what_was_trained_is_shown_and_not_trained_again(one_device: Train) -> None:
+    first = one_device.run("results")
     lines = [line for line in first.stderr.splitlines() if line.startswith("epoch ")]
     assert [line.split(":")[0] for line in lines] == [
         f"epoch {n}/{EPOCHS}" for n in range(1, EPOCHS + 1)
     ]
-    second = alone.run("results")
+    second = one_device.run("results")
     assert second.returncode == 0
     assert second.stdout == first.stdout
     assert "epoch " not in second.stderr
     accuracy, where = second.stdout.splitlines()
     assert accuracy.startswith("accuracy 0.")
-    assert (alone.folder / where.removeprefix("checkpoint: ")).is_dir()
-    document = json.loads(alone.run("results", "--again", "--json").stdout)
+    assert (one_device.folder / where.removeprefix("checkpoint: ")).is_dir()
+    document = json.loads(one_device.run("results", "--again", "--json").stdout)
     assert document["status"] == "ok"
     assert len(document["epochs"]) == EPOCHS
     assert document["plan"]["batch"] == BATCH
     assert Path(document["checkpoint"]).parts[-2:] == ("run-2", f"step-{EPOCHS * STEPS}")
-    attempts = [path.name for path in alone.folder.glob("results/checkpoints/*/run-*")]
+    attempts = [path.name for path in one_device.folder.glob("results/checkpoints/*/run-*")]
     assert attempts == ["run-2"]
 
 
-def test_an_interruption_keeps_the_checkpoint_and_says_how_to_go_on(alone: Train) -> None:
-    process = alone.start(
+def test_an_interruption_keeps_the_checkpoint_and_reports_the_next_step(one_device: Train) -> None:
+    process = one_device.start(
         "results", "--checkpoint-every", "2", "--checkpoint", "kept", "--epochs", "50"
     )
-    while not (found := list(alone.folder.glob("kept/run-1/step-*"))):
+    while not (found := list(one_device.folder.glob("kept/run-1/step-*"))):
         assert process.poll() is None
         time.sleep(0.002)
     assert found[0].name == f"step-{2 * STEPS}"
@@ -161,18 +161,18 @@ def test_an_interruption_keeps_the_checkpoint_and_says_how_to_go_on(alone: Train
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert "run the same command again" in errors
-    assert alone.stored("results").status == "interrupted"
-    other = alone.run("results", "--checkpoint", "kept", "--seed", "1")
+    assert one_device.stored("results").status == "interrupted"
+    other = one_device.run("results", "--checkpoint", "kept", "--seed", "1")
     assert other.returncode == 2
     assert "seed 0, not 1" in other.stderr
 
 
-def test_a_failed_run_says_why_and_where_its_log_is(alone: Train) -> None:
-    process = alone.start("results")
-    _wait_for_mid_epoch(process, alone.folder / "results")
+def test_a_failed_run_reports_why_and_where_its_log_is(one_device: Train) -> None:
+    process = one_device.start("results")
+    _wait_for_mid_epoch(process, one_device.folder / "results")
     beats = [
         HandoffFolder(path).read_heartbeat(0)
-        for path in alone.folder.glob("results/measurements/*")
+        for path in one_device.folder.glob("results/measurements/*")
     ]
     (pid,) = [beat.pid for beat in beats if beat]
     os.kill(pid, signal.SIGKILL)

@@ -55,6 +55,9 @@ CASES: dict[str, dict[str, Any]] = {
         "plan": {"input": "resident", "accumulate": 4},
         "free_bytes": RESIDENT_BYTES,
     },
+    "evaluation_summed": {"evaluate": "run.sum"},
+    "evaluation_all_reduced": {"evaluate": "all_reduce"},
+    "evaluation_not_summed": {"evaluate": "none", "folder": "evaluated", "epochs": 4},
     "stopped": {"folder": "checkpoints", "checkpoint": 3, "stop": True},
     "resumed": {"folder": "checkpoints", "checkpoint": 3},
 }
@@ -74,16 +77,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         launch(SCRIPT, world, str(folder / "cases.json"), str(folder))
         for case in CASES:
             files = [folder / f"{case}-{rank}.json" for rank in range(world)]
-            results[case, world] = [json.loads(f.read_text()) for f in files if f.exists()]
+            results[case, world] = [
+                {
+                    **json.loads(f.read_text()),
+                    "warnings": json.loads(f.with_suffix(".warnings").read_text()),
+                }
+                for f in files
+                if f.exists()
+            ]
     return results
 
 
-def reference(**said: Any) -> Tensor:
+def reference(**fields: Any) -> Tensor:
     """The parameters after the script's training without nfold, on one device."""
-    return alone(**said)[0]
+    return one_device(**fields)[0]
 
 
-def alone(
+def one_device(
     *,
     batch: int = 10,
     shuffle: bool = True,
@@ -167,6 +177,17 @@ def test_an_evaluation_counts_every_sample_once(found: Found, world: int) -> Non
     assert {rank["right"] for rank in ranks} == {found["plain", 1][0]["right"]}
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_rank_0_warns_once_about_an_evaluation_that_was_not_summed(
+    found: Found, world: int
+) -> None:
+    def count(case: str) -> list[int]:
+        return [sum("run.sum" in text for text in rank["warnings"]) for rank in found[case, world]]
+
+    assert count("evaluation_summed") == count("evaluation_all_reduced") == [0] * world
+    assert count("evaluation_not_summed") == [int(world > 1)] + [0] * (world - 1)
+
+
 def test_means_are_weighted(found: Found) -> None:
     assert [rank["mean"] for rank in found["plain", 3]] == [pytest.approx(5 / 3)] * 3
 
@@ -177,7 +198,7 @@ def test_a_mean_is_that_of_the_batch_where_ranks_have_no_sample(
     found: Found, case: str, world: int
 ) -> None:
     """The last batch of 37 samples in batches of 12 is one sample."""
-    _, losses = alone(batch=12)
+    _, losses = one_device(batch=12)
     for rank in found[case, world]:
         assert rank["means"] == pytest.approx(losses, abs=1e-5)
 
@@ -189,7 +210,7 @@ def test_resident_data_give_the_samples_of_a_loader(found: Found, world: int) ->
         assert own["seen"] == other["seen"]
 
 
-def test_a_parameter_that_nobody_used_keeps_no_gradient(found: Found) -> None:
+def test_a_parameter_that_no_rank_used_keeps_no_gradient(found: Found) -> None:
     for world in WORLDS:
         assert not any(rank["aside_has_gradient"] for rank in found["plain", world])
 
@@ -199,9 +220,7 @@ def test_a_parameter_that_one_rank_used_has_a_gradient_on_all(found: Found) -> N
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_parameter_that_some_ranks_use_gets_their_gradient_alone(
-    found: Found, world: int
-) -> None:
+def test_a_parameter_that_some_ranks_use_gets_only_their_gradient(found: Found, world: int) -> None:
     expected = reference_aside(world)
     for rank in found["aside", world]:
         assert torch.allclose(torch.tensor(rank["parameters"]), expected, atol=1e-6)
@@ -228,7 +247,7 @@ def reference_aside(world: int) -> Tensor:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_a_device_s_own_batch_norm_is_another_training(found: Found, world: int) -> None:
-    """So that the weights of ``batch_norm`` agree for a reason."""
+    """So that the weights of ``batch_norm`` agree for a fields."""
     parameters = torch.tensor(found["own_batch_norm", world][0]["parameters"])
     assert not torch.allclose(parameters, reference(norm=True), atol=1e-3)
 
@@ -237,8 +256,8 @@ def test_a_device_s_own_batch_norm_is_another_training(found: Found, world: int)
 def test_running_statistics_are_those_of_one_device(found: Found, world: int) -> None:
     expected = found["batch_norm", 1][0]["running"]
     for rank in found["batch_norm", world]:
-        for own, alone in zip(rank["running"], expected, strict=True):
-            assert own == pytest.approx(alone, abs=1e-6)
+        for own, one_device in zip(rank["running"], expected, strict=True):
+            assert own == pytest.approx(one_device, abs=1e-6)
 
 
 def test_a_compressed_exchange_is_close_and_is_used(found: Found) -> None:

@@ -25,30 +25,30 @@ NO_EXCHANGE = Variant(exchange="none")
 
 def _measured(
     tmp_path: Path,
-    ablation: Variant | None,
-    turns: tuple[Variant, ...] = (),
+    variant: Variant | None,
+    variants: tuple[Variant, ...] = (),
     **changes: Any,
 ) -> Measurement:
     host = inspect_machine()
     if host.cores < 2:
         pytest.skip("two CPU devices need two cores")
     data.prepare("digits", None)
-    asked = {"device": "cpu", "devices": 2, "batch": 32, "steps": 6, "warmup_steps": 1}
-    plan = Plan(**{**asked, **changes}).resolve(host, info("digits").defaults)
+    requested = {"device": "cpu", "devices": 2, "batch": 32, "steps": 6, "warmup_steps": 1}
+    plan = Plan(**{**requested, **changes}).resolve(host, info("digits").defaults)
     options = RunOptions(results=tmp_path, checkpoint_folder=tmp_path / CHECKPOINT)
-    return run(DIGITS, plan, ablation, machine=host, options=options, interleaved_variants=turns)
+    return run(DIGITS, plan, variant, machine=host, options=options, interleaved_variants=variants)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 @pytest.mark.parametrize("exchange", ["none", "barrier"])
-def test_without_gradients_the_ranks_part_and_nobody_minds(
+def test_without_gradients_the_ranks_part_without_an_error(
     tmp_path: Path, strategy: str, exchange: Any
 ) -> None:
-    ablation = Variant(input="replayed", exchange=exchange)
-    found = _measured(tmp_path, ablation, strategy=strategy)
+    variant = Variant(input="replayed", exchange=exchange)
+    found = _measured(tmp_path, variant, strategy=strategy)
     assert found.status == "ok", found.cause
-    assert found.variant == ablation
+    assert found.variant == variant
     assert len({rank.parameter_checksum for rank in found.ranks}) == 2
     assert not {"parameters_differ", "same_samples"} & {d.kind for d in found.warnings}
     assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [96, 96]
@@ -60,7 +60,7 @@ def test_independent_copies_are_two_trainings_of_one_device(tmp_path: Path) -> N
     assert [rank.rank for rank in found.ranks] == [0, 1]
     # Each goes through all of the data, a share of the batch at a time.
     assert [rank.sample_hashes[0][0] for rank in found.ranks] == [96, 96]
-    assert not {"same_samples"} & {doubt.kind for doubt in found.warnings}
+    assert not {"same_samples"} & {caveat.kind for caveat in found.warnings}
     assert not (tmp_path / CHECKPOINT).exists()
 
 
@@ -74,15 +74,15 @@ def test_ranks_change_devices_and_shares(tmp_path: Path) -> None:
     assert len(sums) == 1
 
 
-def test_one_device_alone_may_be_any(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"devices": 1, "cores_per_device": 1, "batch": 16}
-    left_out = Variant(device=1, input="resident", threads=1)
-    found = _measured(tmp_path, left_out, **asked)
+def test_a_single_device_may_be_any(tmp_path: Path) -> None:
+    requested: dict[str, Any] = {"devices": 1, "cores_per_device": 1, "batch": 16}
+    variant = Variant(device=1, input="resident", threads=1)
+    found = _measured(tmp_path, variant, **requested)
     assert found.status == "ok", found.cause
     assert found.ranks[0].rank == 0
-    unpinned = _measured(tmp_path, Variant(pinned=False), **asked)
+    unpinned = _measured(tmp_path, Variant(pinned=False), **requested)
     assert unpinned.status == "ok", unpinned.cause
-    refused = _measured(tmp_path, Variant(captured=True), **asked)
+    refused = _measured(tmp_path, Variant(captured=True), **requested)
     assert refused.status == "unsupported"
     assert refused.cause is not None
     assert "needs a GPU" in refused.cause.text
@@ -97,16 +97,16 @@ def test_one_device_alone_may_be_any(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_rungs_take_turns_in_one_run(tmp_path: Path, held: Variant, changes: Any) -> None:
+def test_variants_are_interleaved_in_one_run(tmp_path: Path, held: Variant, changes: Any) -> None:
     replayed = Variant(input="replayed")
-    alone, barrier = replayed.merge(NO_EXCHANGE), replayed.merge(Variant(exchange="barrier"))
-    asked = (Variant(), replayed) if held else (Variant(), replayed, alone, barrier)
-    turns = tuple(held.merge(one) for one in asked)
-    whole = _measured(tmp_path, held or None, turns=turns, steps=8, **changes)
+    one_device, barrier = replayed.merge(NO_EXCHANGE), replayed.merge(Variant(exchange="barrier"))
+    requested = (Variant(), replayed) if held else (Variant(), replayed, one_device, barrier)
+    variants = tuple(held.merge(one) for one in requested)
+    whole = _measured(tmp_path, held or None, variants=variants, steps=8, **changes)
     assert whole.status == "ok", whole.cause
     assert [rank.rank for rank in whole.ranks] == [0, 1]
-    for one, left_out in zip(split_by_variant(whole, turns), turns, strict=True):
-        assert (one.variant or Variant()) == left_out
+    for one, variant in zip(split_by_variant(whole, variants), variants, strict=True):
+        assert (one.variant or Variant()) == variant
         assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [8, 8]
         assert not {"parameters_differ", "same_samples"} & {d.kind for d in one.warnings}
     assert len({rank.parameter_checksum for rank in whole.ranks}) == 1

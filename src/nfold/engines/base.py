@@ -1,9 +1,9 @@
-"""The seam between nfold and a framework: one verb, run one rank of one plan.
+"""The interface between nfold and a framework: run one rank of one plan.
 
-A framework drives devices; it starts no process, opens no store and prints nothing. Everything
-that it has to say goes through the observer while it runs and through RankSamples at the end.
-Foreign exceptions are translated here into the errors of ``nfold.core.errors`` (OutOfMemory,
-Diverged, Collateral, ...); anything else is a crash and keeps its traceback.
+A framework drives devices. It starts no process, opens no store and prints nothing: it reports to
+the observer while it runs, and returns RankSamples. It translates foreign exceptions into the
+errors of ``nfold.core.errors`` (OutOfMemory, Diverged, Collateral, ...); any other exception is a
+crash and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nfold.core.workload import Workload
 
 
 class Phase(IntEnum):
-    """Where a rank is. The supervisor waits longer in phases that may take long in silence."""
+    """The phase of a rank. The supervisor allows more time without progress in long phases."""
 
     STARTING = 0
     FIRST_STEP = 1
@@ -35,12 +35,15 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything one rank needs to know. ``plan`` is complete.
+    """The input of one rank. ``plan`` is complete.
 
-    ``checkpoint`` is the folder that training is kept in, every ``checkpoint_every`` epochs, and
-    gone on from; None: it is not. ``repeat`` tells the simulated framework which noise to draw.
-    ``turns`` leave out more than ``ablation`` does, one after the other, again and again.
-    ``learnt`` is what a first look at a script tells.
+    Attributes:
+        requested_variant: The interventions of the experiment; None for none.
+        checkpoint: The folder to save checkpoints to and to resume from, or None.
+        checkpoint_every: Epochs between two checkpoints.
+        repeat: Selects the noise of the simulated framework.
+        interleaved_variants: Variants that alternate within the run, in slots.
+        replay_hints: What the probe run found out about a script.
     """
 
     workload: Workload
@@ -58,69 +61,64 @@ class Task:
 
     @property
     def variant(self) -> Variant:
-        """What an experiment takes away; usually nothing."""
         return self.requested_variant or NO_INTERVENTIONS
 
 
 class Observer:
-    """What a rank reports to while it runs. This base does nothing, at no cost."""
+    """Receives the progress and the samples of a rank. This base class ignores them."""
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
-        """Say that the rank lives: its phase, steps done, steps planned (0: not known)."""
+        """Report the phase, the steps done, and the steps planned (0: unknown)."""
 
     def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
-        """Keep what is measured so far, so that it survives this process."""
+        """Store the samples so far, so that they survive this process."""
 
-    def save_profile(self, profile: ScriptProfile) -> None:
-        """Keep what was seen of a script."""
+    def save_profile(self, profile: ScriptProfile) -> None: ...
 
     def wait_for_other_ranks(self, step: int) -> None:
-        """Wait, not for ever, until every other rank has made so many steps or has ended."""
+        """Wait, with a limit, until every other rank has made ``step`` steps or has ended."""
 
     def wait_for_idle_children(self) -> None:
-        """Wait, not for ever, until the processes that this one has started leave the cores alone.
+        """Wait, with a limit, until the child processes of this process use no CPU.
 
-        Batches that are given again need no workers, but those go on until their queues are full.
+        Replayed batches need no loader workers, but workers continue until their queues are full.
         """
 
     def exit_process(self, samples: RankSamples) -> NoReturn:
-        """Keep the samples and end this process now, whatever still runs in it."""
+        """Store the samples and end this process at once, including its threads."""
         raise SystemExit(0)
 
 
 class Framework(ABC):
-    """One framework. Importing its class imports no heavy library; ``run_rank`` does."""
+    """A framework. Importing its class imports no heavy library; ``run_rank`` does."""
 
     name: ClassVar[str]
+    # every rank runs in the parent process (simulated framework)
     runs_in_parent: ClassVar[bool] = False
-    """Whether every rank runs in the parent's own process (the simulated framework)."""
-    supports_checkpoints: ClassVar[bool] = True
-    """Whether ``nfold train`` can keep a training in checkpoints, and go on from one."""
+    supports_checkpoints: ClassVar[bool] = True  # ``nfold train`` can save and resume
 
     @abstractmethod
     def unsupported_reason(self, workload: Workload, plan: Plan, machine: Machine) -> str | None:
-        """Why this framework cannot run the complete plan, or None where it can."""
+        """Return why this framework cannot run the complete plan, or None."""
 
     def refusal_reason(self, variant: Variant, workload: Workload, plan: Plan) -> str | None:
-        """Why the ablation cannot be applied to the complete plan, or None where it can."""
+        """Return why the variant cannot be applied to the complete plan, or None."""
         del workload, plan
-        return f"framework {self.name!r} applies no ablations" if variant else None
+        return f"framework {self.name!r} supports no interventions" if variant else None
 
     def switchable_fields(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
-        """The fields of an Ablation that can change between two steps of the complete plan.
+        """Return the fields of a Variant that can change between two steps of the complete plan.
 
-        Experiments that differ in nothing else take turns in one run; here none do.
+        Variants that differ only in these fields are interleaved in one run.
         """
         del workload, plan
         return ()
 
     @abstractmethod
-    def process_count(self, plan: Plan) -> int:
-        """How many processes drive the plan's devices."""
+    def process_count(self, plan: Plan) -> int: ...
 
     @abstractmethod
-    def run_rank(self, task: Task, observer: Observer) -> RankSamples:
-        """Run one rank to its end and return what it measured."""
+    def run_rank(self, task: Task, observer: Observer) -> RankSamples: ...
 
 
 FRAMEWORK_CLASSES: dict[str, str] = {
@@ -133,10 +131,10 @@ FRAMEWORK_CLASSES: dict[str, str] = {
 
 
 def get_framework(name: str) -> Framework:
-    """The framework called ``name``; UnknownValue lists the known ones."""
+    """Return the framework ``name``. Raises UnknownValue, which lists the known ones."""
     if name not in FRAMEWORK_CLASSES:
         raise UnknownValue("framework", name, FRAMEWORK_CLASSES)
     module, _, attribute = FRAMEWORK_CLASSES[name].partition(":")
-    made = getattr(importlib.import_module(module), attribute)()
-    assert isinstance(made, Framework)
-    return made
+    framework = getattr(importlib.import_module(module), attribute)()
+    assert isinstance(framework, Framework)
+    return framework

@@ -1,6 +1,7 @@
-"""Random crop, flip and cutout of a batch on the host, in NumPy: draws of ``torch/augment.py``.
+"""Input of the built-in workloads on the host, in NumPy: augmentation, distortion, decoding.
 
-The same pixels as there and as in ``keras/augment.py``; only the library differs.
+Random crop, flip and cutout use the same draws and give the same pixels as
+``engines/torch/input/preprocessing.py`` and ``engines/keras/preprocessing.py``.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from nfold.data.photographs import PhotographSet, decode_all, map_decoded
 from nfold.engines.sampling import Ids, Words, draws, uniform_int
 from nfold.workloads.workload_info import WorkloadInfo
 
+# Keys of the random draws. They never change: results depend on them.
 OPERATION_KEYS: dict[str, int] = {"crop": 1, "flip": 2, "cutout": 3}
-"""What tells the draws of operations apart. They never change: results depend on them."""
 
 Operations = tuple[tuple[str, int], ...]
 Draws = list[Words]
+# images [n, h, w, c], sample ids [n], epoch -> images
 Augment = Callable[[Images, Ids, int], Images]
-"""Images [n, h, w, c], the ids [n] of their samples and the epoch to augmented images."""
 
 
 def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int) -> Augment:
-    """Applies ``operations``, pairs of a name and an argument, in order; none changes nothing."""
+    """Return a function that applies ``operations`` (name, argument) in order."""
 
     def augment(images: Images, ids: Ids, epoch: int) -> Images:
         for name, argument in operations:
@@ -53,25 +54,25 @@ def build_augmentation(operations: Operations, arrays: DataSetArrays, seed: int)
 
 
 def crop(images: Images, draws: Draws, padding: int, _arrays: DataSetArrays) -> Images:
-    """Pads with zeros and cuts the size out again, by draws 0 (down) and 1 (right)."""
+    """Pad with zeros and cut out the original size at draws 0 (down) and 1 (right)."""
     n, height, width, _ = images.shape
-    places = 2 * padding + 1
+    positions = 2 * padding + 1
     edge = (padding, padding)
     padded = np.pad(images, ((0, 0), edge, edge, (0, 0)))
-    rows = uniform_int(draws[0], places)[:, None] + np.arange(height)
-    columns = uniform_int(draws[1], places)[:, None] + np.arange(width)
+    rows = uniform_int(draws[0], positions)[:, None] + np.arange(height)
+    columns = uniform_int(draws[1], positions)[:, None] + np.arange(width)
     cut: Images = padded[np.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]]
     return cut
 
 
 def flip(images: Images, draws: Draws, _argument: int, _arrays: DataSetArrays) -> Images:
-    """Mirrors left to right by the highest bit of draw 0."""
+    """Mirror left to right by the highest bit of draw 0."""
     mirrored = (draws[0] >> np.uint64(31)).astype(bool)
     return np.where(mirrored[:, None, None, None], images[:, :, ::-1], images)
 
 
 def cutout(images: Images, draws: Draws, size: int, arrays: DataSetArrays) -> Images:
-    """Covers a square with the mean, its centre at draws 0 (row) and 1 (column)."""
+    """Cover a square with the mean; its centre is at draws 0 (row) and 1 (column)."""
     _, height, width, _ = images.shape
     square = (
         _covered_positions(draws[0], height, size)[:, :, None]
@@ -87,7 +88,7 @@ def _covered_positions(drawn: Words, side: int, size: int) -> npt.NDArray[np.boo
 
 
 def mean_levels(arrays: DataSetArrays) -> npt.NDArray[np.uint8]:
-    """The training images' mean per channel, to the nearest of 256 levels."""
+    """Return the training images' mean per channel, rounded to 256 levels."""
     return np.array([round(level) for level in arrays.mean], dtype=np.uint8)
 
 
@@ -101,36 +102,33 @@ AUGMENTATIONS: dict[str, Callable[[Images, Draws, int, DataSetArrays], Images]] 
 # The random boxes of Inception's distortion, and at which reduced scale they are decoded.
 #
 # TensorFlow's sample_distorted_bounding_box: an aspect ratio of 3/4 to 4/3, then a height such that
-# the box has 5 to 100 % of the image and lies in it, then a place. What is decoded, in each
-# placement, is the box at the smallest scale of 1, 1/2, 1/4, ... that loses nothing at the wanted
-# size, or at which it fits into a canvas. Drawn on the host, in every framework.
+# the box has 5 to 100 % of the image and lies in it, then a position. A box is decoded at the
+# smallest scale of 1, 1/2, 1/4, ... that loses no detail at the target size, or at which it fits
+# into a canvas. Every framework draws boxes on the host.
 
-BOX_KEY = 4
-"""Key of the operation, beside those of ``augment``; it never changes: results depend on it."""
+BOX_KEY = 4  # key of the random draws; it never changes
 MIN_AREA = 0.05
 ASPECT_RATIOS = 3 / 4, 4 / 3
-CANVAS_SCALE = 1.7
-"""A canvas's side over an image's: 512 for 299, which holds a whole photograph of ImageNet."""
+CANVAS_SCALE = 1.7  # side of a canvas over that of an image: 512 for 299
 CANVAS_STEP = 32
+# Enough for the largest JPEG (65,535 pixels a side) and the smallest canvas.
 REDUCTIONS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Beyond 1, as far as the largest JPEG (65,535 pixels a side) and the smallest canvas need."""
 
 
 def canvas_side(size: int) -> int:
-    """Pixels of the side of the square that holds any box which is resized to ``size``."""
+    """Return the side, in pixels, of a square that holds any box resized to ``size``."""
     return -(-round(CANVAS_SCALE * size) // CANVAS_STEP) * CANVAS_STEP
 
 
 def uniform_float(draw: Words, low: float, high: float) -> npt.NDArray[np.float64]:
-    """Map 32-bit draws to numbers from ``low`` to below ``high``."""
     return draw.astype(np.float64) * ((high - low) / 2**32) + low
 
 
 def draw_boxes(seed: int, epoch: int, ids: Ids, sizes: Ids) -> Ids:
-    """A box (top, left, height, width) for each sample: int64 [n, 4].
+    """Return a box (top, left, height, width) for each sample: int64 [n, 4].
 
-    ``sizes`` are the images' heights and widths, int64 [n, 2]. An image that is 15 times as wide
-    as high, or more, may have no such box: then it is the whole of it.
+    ``sizes`` are the heights and widths of the images, int64 [n, 2]. An image that is 15 times as
+    wide as high, or more, may have no such box: its box is the whole image.
     """
     ratio, share, down, right = draws(seed, epoch, ids, BOX_KEY)
     height, width = sizes.T
@@ -148,7 +146,7 @@ def draw_boxes(seed: int, epoch: int, ids: Ids, sizes: Ids) -> Ids:
 
 
 def decode_reductions(boxes: Ids, size: int) -> Ids:
-    """By how much each box [n, 4] is reduced when it is decoded, a power of two: int64 [n]."""
+    """Return the factor, a power of two, by which each box [n, 4] is reduced: int64 [n]."""
     tall, wide = boxes[:, 2], boxes[:, 3]
     chosen = np.ones_like(tall)
     for power in REDUCTIONS:
@@ -159,18 +157,16 @@ def decode_reductions(boxes: Ids, size: int) -> Ids:
 
 
 def scale_boxes(boxes: Ids, reductions: Ids) -> Ids:
-    """The boxes [n, 4] in images that are reduced by ``by`` [n], at least one pixel large."""
     smaller = boxes // reductions[:, None]
     return np.concatenate([smaller[:, :2], np.maximum(smaller[:, 2:], 1)], axis=1)
 
 
 DISTORTION_KEY = 5
-COLOUR_KEY = 6
-"""Keys of operations, beside those of ``augment``; they never change: results depend on them."""
+COLOUR_KEY = 6  # keys of the random draws; they never change
 
 
 def load_photographs(plan: Plan, parameters: Mapping[str, int]) -> PhotographSet:
-    """The photographs of a workload's parameters, as the parent has packed and checked them."""
+    """Return the photographs of a workload, packed and checked by the parent process."""
     found = photographs.load().validate(
         classes=parameters["classes"], skip_bad=plan.bad_images == "skip"
     )
@@ -183,9 +179,10 @@ def load_photographs(plan: Plan, parameters: Mapping[str, int]) -> PhotographSet
 
 
 def draw_distortions(seed: int, epoch: int, ids: Ids) -> list[DistortionParameters]:
-    """The looks of samples ``ids`` [n] in an epoch, one by one; draws of ``torch/distortion.py``.
+    """Return the distortion parameters of samples ``ids`` [n] in an epoch.
 
-    Numbers are rounded to 32 bits, which a device computes with.
+    The draws equal those of ``engines/torch/input/distortion.py``. Numbers are rounded to the 32
+    bits that a device computes with.
     """
     method, mirrored, order, brightness = draws(seed, epoch, ids, DISTORTION_KEY)
     saturation, hue, contrast, _ = draws(seed, epoch, ids, COLOUR_KEY)
@@ -205,9 +202,9 @@ def draw_distortions(seed: int, epoch: int, ids: Ids) -> list[DistortionParamete
 
 
 class SampleBoxes:
-    """The boxes of some samples of a data set and what they need of its files.
+    """The boxes of some samples, and the files that they lie in.
 
-    Sample i is photograph i modulo their number; ``boxes`` int64 [n, 4] are in images that are
+    Sample i is photograph i modulo their number. ``boxes`` int64 [n, 4] are in images that are
     reduced by ``reductions`` [n].
     """
 
@@ -222,45 +219,39 @@ class SampleBoxes:
         return len(self.file_indices)
 
     def decode_region(self, row: int) -> Images:
-        """The pixels [height, width, 3] of a sample's box, decoded."""
         file, by = int(self.file_indices[row]), int(self.reductions[row])
         top, left, tall, wide = self.boxes[row].tolist()
         return self._part.decode(file, by)[top : top + tall, left : left + wide]
 
 
-class ThreadLocalDistorter(threading.local):
-    """A distorter for each thread, made when it is first used there."""
-
-    def __init__(self, size: int) -> None:
-        self.distort = Distorter(size)
-
-
 class ImageDistorter:
-    """Decodes and distorts samples, on so many threads, or where it is called (0).
+    """Decodes and distorts samples on ``threads`` threads, or in the caller's (0).
 
-    Decoders and OpenCV let other threads run meanwhile.
+    Decoders and OpenCV release the GIL.
     """
 
     def __init__(self, part: PackedJpegs, seed: int, size: int, threads: int) -> None:
         self._draw_boxes = partial(SampleBoxes, part, seed, size)
         self._seed, self._size = seed, size
-        self._distorters = ThreadLocalDistorter(size)
+        self._distorters = threading.local()
         self._map = ThreadPoolExecutor(threads).map if threads else map
 
     def __call__(self, epoch: int, ids: Ids) -> Images:
-        drawn = self._draw_boxes(epoch, ids)
+        boxes = self._draw_boxes(epoch, ids)
         images = np.empty((len(ids), self._size, self._size, 3), np.uint8)
 
-        def one(row: int, look: DistortionParameters) -> None:
-            self._distorters.distort(drawn.decode_region(row), look, images[row])
+        def distort_row(row: int, parameters: DistortionParameters) -> None:
+            if not hasattr(self._distorters, "distort"):
+                self._distorters.distort = Distorter(self._size)
+            self._distorters.distort(boxes.decode_region(row), parameters, images[row])
 
-        for _ in self._map(one, range(len(ids)), draw_distortions(self._seed, epoch, ids)):
-            pass  # an error of a thread is raised here
+        for _ in self._map(distort_row, range(len(ids)), draw_distortions(self._seed, epoch, ids)):
+            pass  # raises the error of a thread
         return images
 
 
 class CanvasDecoder:
-    """Decodes samples and lays their boxes into canvases: what is left is a device's to distort."""
+    """Decodes samples and lays their boxes into canvases, for a device to distort."""
 
     def __init__(self, part: PackedJpegs, seed: int, size: int, threads: int) -> None:
         self._draw_boxes = partial(SampleBoxes, part, seed, size)
@@ -268,24 +259,24 @@ class CanvasDecoder:
         self._side = canvas_side(size)
 
     def __call__(self, epoch: int, ids: Ids) -> tuple[Images, npt.NDArray[np.uint32]]:
-        drawn = self._draw_boxes(epoch, ids)
+        boxes = self._draw_boxes(epoch, ids)
         canvases = np.zeros((len(ids), self._side, self._side, 3), np.uint8)
 
-        def one(row: int) -> None:
-            region = drawn.decode_region(row)
+        def decode_row(row: int) -> None:
+            region = boxes.decode_region(row)
             canvases[row, : region.shape[0], : region.shape[1]] = region
 
-        for _ in self._map(one, range(len(ids))):
-            pass  # an error of a thread is raised here
-        return canvases, np.column_stack([ids, drawn.boxes[:, 2:]]).astype(np.uint32)
+        for _ in self._map(decode_row, range(len(ids))):
+            pass  # raises the error of a thread
+        return canvases, np.column_stack([ids, boxes.boxes[:, 2:]]).astype(np.uint32)
 
 
 def load_builtin_samples(
     info: WorkloadInfo, parameters: Mapping[str, int], plan: Plan
 ) -> tuple[DataSetArrays, PhotographSet | None]:
-    """Arrays, cut as the parameters say, and the photographs where samples are files.
+    """Return the arrays, cut to the workload's parameters, and the photographs or None.
 
-    Of those the arrays have the labels and what is evaluated on.
+    For photographs the arrays hold the labels and the test set.
     """
     if info.defaults.encoded:
         found = load_photographs(plan, parameters)
@@ -294,15 +285,13 @@ def load_builtin_samples(
     return limit_test(arrays, parameters.get("test_samples", 0)), None
 
 
-WARMUP_FRACTION = 0.2
-"""The part of the steps in which the rate rises to its peak."""
+WARMUP_FRACTION = 0.2  # part of the steps in which the learning rate rises
 
 
 def one_cycle(progress: float) -> float:
-    """The part of the peak at a place between 0, the first step, and 1, the end.
+    """Return the learning rate over its peak at ``progress`` from 0 (first step) to 1 (end).
 
-    L. Smith and N. Topin, Super-Convergence (arXiv:1708.07120, 2017): linearly up, then down to
-    nothing.
+    L. Smith and N. Topin, Super-Convergence (arXiv:1708.07120, 2017): linearly up, then down to 0.
     """
     return (
         progress / WARMUP_FRACTION

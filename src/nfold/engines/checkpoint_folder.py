@@ -1,8 +1,8 @@
-"""A folder of checkpoints as it is seen without any framework: which is newest, how far it came.
+"""Find checkpoints in a folder without any framework: which is newest, which is damaged.
 
-A checkpoint is a folder ``step-N``; while one replaces another of the same name, the old one is
-``step-N.before``. Those of ``nfold train`` are in ``run-K`` of the chosen folder, K counting how
-often training was begun anew, and say in ``trained.json`` what they are.
+A checkpoint is a folder ``step-N``. While it is replaced by another one of the same name, it is
+called ``step-N.before``. ``nfold train`` saves checkpoints in ``run-K`` of the chosen folder,
+where K counts how often training started from scratch, and describes each in ``trained.json``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from nfold.core.serialization import deserialize, serialize
 REPLACED_SUFFIX = ".before"
 CHECKPOINT_NAME = re.compile(rf"step-(\d+)({re.escape(REPLACED_SUFFIX)})?")
 ATTEMPT_NAME = re.compile(r"run-(\d+)")
-METADATA_FILE = "trained.json"
+METADATA_STEM = "trained"
+METADATA_FILE = f"{METADATA_STEM}.json"
+PROGRESS_PART = "progress"
 LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointMetadata:
-    """What a checkpoint of ``nfold train`` says of itself: of what run, and its epochs so far."""
+    """The training that a checkpoint of ``nfold train`` belongs to, and its epochs so far."""
 
     cell: str
     workload: str
@@ -39,7 +41,7 @@ class CheckpointMetadata:
 
 
 def sorted_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints by their steps; one that was about to be replaced comes before its successor."""
+    """Return the checkpoints by their steps, ``step-N.before`` before ``step-N``."""
     found = [
         (m, path) for path in folder.glob("step-*") if (m := CHECKPOINT_NAME.fullmatch(path.name))
     ]
@@ -47,32 +49,89 @@ def sorted_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the most steps, or None where there is none."""
+    """Return the readable checkpoint with the most steps, or None for a folder without any.
+
+    If all checkpoints are damaged, returns the newest: reading it raises DataCorrupt.
+    """
     found = sorted_checkpoints(folder)
-    return found[-1] if found else None
+    return next(filter(is_readable, reversed(found)), found[-1] if found else None)
+
+
+def skipped_checkpoints_warning(folder: Path) -> str | None:
+    """Return a line about damaged checkpoints newer than ``newest_checkpoint``, or None."""
+    found = sorted_checkpoints(folder)
+    newest = newest_checkpoint(folder)
+    skipped = found[found.index(newest) + 1 :] if newest else []
+    if not skipped:
+        return None
+    names = ", ".join(path.name for path in skipped)
+    return f"{folder}: {names} cannot be read; resuming from {newest.name if newest else None}"
+
+
+def is_readable(checkpoint: Path) -> bool:
+    """Return whether every part of a checkpoint is present and has its full length.
+
+    A part is a JSON file and a safetensors file. Of tensors only the header is read.
+    """
+    try:
+        texts = {path.stem: json.loads(path.read_text()) for path in checkpoint.glob("*.json")}
+        tensors = {path.stem for path in checkpoint.glob("*.safetensors") if _is_whole(path)}
+        required = _required_parts(texts)
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
+    return required <= texts.keys() and required <= tensors
+
+
+def _is_whole(safetensors: Path) -> bool:
+    """The format: the header's length in 8 bytes, a JSON header with offsets, the numbers."""
+    with safetensors.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if 8 + header_bytes > safetensors.stat().st_size:
+            return False
+        header = json.loads(file.read(header_bytes))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return bool(safetensors.stat().st_size == 8 + header_bytes + max(ends, default=0))
+
+
+def _required_parts(texts: dict[str, Any]) -> set[str]:
+    if METADATA_STEM in texts:
+        return {"model", "optimizer", "scaler", "rank-0", *texts} - {METADATA_STEM}
+    progress = dict(texts[PROGRESS_PART]["mapping"])
+    return {*progress["parts"], *(f"random-{rank}" for rank in range(progress["ranks"])), *texts}
+
+
+def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
+    """Return the checkpoints up to ``newest`` except its ``keep`` last readable ones.
+
+    A checkpoint with more steps than ``newest`` was skipped as damaged. It stays until training
+    has passed it.
+    """
+    found = sorted_checkpoints(newest.parent)
+    older = found[: found.index(newest)]
+    readable = [path for path in older if is_readable(path)]
+    return [path for path in older if path not in readable[max(0, len(readable) - (keep - 1)) :]]
 
 
 def list_attempts(folder: Path) -> list[Path]:
-    """The folders ``run-K``, in the order in which they were begun."""
     found = [(m, path) for path in folder.glob("run-*") if (m := ATTEMPT_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, key=lambda pair: int(pair[0][1]))]
 
 
 def select_attempt(folder: Path, *, restart: bool) -> Path:
-    """The latest attempt that has a checkpoint, to go on with; ``again``: one that is new."""
-    begun = list_attempts(folder)
-    kept = [path for path in begun if newest_checkpoint(path) is not None]
-    if kept and not restart:
-        return kept[-1]
-    last = ATTEMPT_NAME.fullmatch(begun[-1].name) if begun else None
+    """Return the latest attempt with a checkpoint; a new one if none, or to ``restart``."""
+    attempts = list_attempts(folder)
+    resumable = [path for path in attempts if newest_checkpoint(path) is not None]
+    if resumable and not restart:
+        return resumable[-1]
+    last = ATTEMPT_NAME.fullmatch(attempts[-1].name) if attempts else None
     return folder / f"run-{int(last[1]) + 1 if last else 1}"
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold a folder of attempts for one process; UsageError where another one trains into it.
+    """Hold a folder of attempts for one process. Raises UsageError if another one trains into it.
 
-    The kernel lets go of it when the process ends, however it ends.
+    The kernel releases the lock when the process ends for any reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as lock:
@@ -80,23 +139,22 @@ def lock_folder(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"another nfold trains into {folder}; next: wait for it, or --checkpoint FOLDER"
+                f"another nfold process trains into {folder}; next: wait for it, or --checkpoint FOLDER"
             ) from None
         yield
 
 
 def write_metadata(folder: Path, metadata: CheckpointMetadata) -> None:
-    """Write what a checkpoint is, beside its parts."""
     (folder / METADATA_FILE).write_text(json.dumps(serialize(metadata)))
 
 
 def read_metadata(folder: Path) -> CheckpointMetadata:
-    """What a checkpoint is; DataCorrupt names one that does not say it."""
+    """Return the description of a checkpoint. Raises DataCorrupt if it cannot be read."""
     try:
-        trained = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
-        Plan.from_dict(trained.plan)
+        metadata = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
+        Plan.from_dict(metadata.plan)
     except (OSError, ValueError) as error:
         raise DataCorrupt(
             f"{folder / METADATA_FILE} cannot be read ({error}); next: --again starts over"
         ) from None
-    return trained
+    return metadata

@@ -1,4 +1,4 @@
-"""What is left out of a rank's steps now, and what ever will be."""
+"""The variant of a rank's steps now, and the variants of the whole run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from nfold.engines.recorder import Recorder, RunLength, plan_length
 
 
 class ActiveVariant:
-    """``now`` is constant in a run without turns; with them it is what the process is held to
-    until the warm-up is over, and then that of the turn.
+    """``current`` is constant in a run of one variant.
+
+    In an interleaved run it is the task's variant during warm-up, then that of the slot.
     """
 
     def __init__(self, task: Task) -> None:
@@ -23,18 +24,17 @@ class ActiveVariant:
 
     @property
     def all_variants(self) -> tuple[Variant, ...]:
-        """Everything that is left out at some time."""
         return self.interleaved or (self.current,)
 
     def is_baseline(self, field: str) -> bool:
-        """Whether what this field of an Ablation is about is in place all the time."""
+        """Return whether no variant of the run changes this field."""
         return all(
             getattr(one, field) == getattr(NO_INTERVENTIONS, field) for one in self.all_variants
         )
 
 
 class Interleaver:
-    """Goes through the parts of a run; ``left_out`` has what is left out now, ``change`` acts."""
+    """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``."""
 
     def __init__(
         self,
@@ -49,43 +49,37 @@ class Interleaver:
         self._recorder = recorder
         self._observer = observer
         self._switch = switch
-        self._slots = (
-            list(schedule_slots(task.interleaved_variants, task.plan))
-            if task.interleaved_variants
-            else []
-        )
+        variants = task.interleaved_variants
+        self._slots = list(schedule_slots(variants, task.plan)) if variants else []
 
     @property
     def is_finished(self) -> bool:
-        """Whether every part has begun."""
         return not self._slots
 
     def begin_slot(self, steps_done: int) -> int:
-        """Begin the next part after so many steps of the run; returns how many it has.
+        """Begin the next slot after ``steps_done`` steps of the run; return its number of steps.
 
-        Ranks that did not wait for each other meet before what is left out changes.
+        Ranks that did not synchronize wait for each other before the variant changes.
         """
-        part = self._slots.pop(0)
-        self._recorder.begin_slot(part.variant_index)
-        turn = (
-            part.variant_index if part.variant_index is not None else self._slots[0].variant_index
-        )
-        before, now = self._active_variant.current, self._variants[turn or 0]
+        slot = self._slots.pop(0)
+        self._recorder.begin_slot(slot.variant_index)
+        measured = slot if slot.variant_index is not None else self._slots[0]
+        before, now = self._active_variant.current, self._variants[measured.variant_index or 0]
         if now != before:
             if not before.ranks_synchronize:
                 self._observer.wait_for_other_ranks(steps_done)
             self._active_variant.current = now
             self._switch(now)
-        return part.steps
+        return slot.steps
 
 
 def task_length(task: Task) -> RunLength:
-    """How long a run is that is measured in steps, everybody's turns included."""
+    """Return the length of a run that is measured in steps, with the slots of all variants."""
     plan, warmup = task.plan, task.plan.warmup_steps or 0
     total = warmup + (plan.steps or 0)
     if not task.interleaved_variants:
         return plan_length(plan, total)
-    parts = schedule_slots(task.interleaved_variants, plan)
-    shortest = min(part.steps for part in parts if part.variant_index is not None)
-    of_one = RunLength.from_steps(total, warmup).in_worker_rounds(plan, max_steps=shortest)
-    return dataclasses.replace(of_one, total=of_one.warmup + sum(part.steps for part in parts))
+    slots = schedule_slots(task.interleaved_variants, plan)
+    shortest = min(slot.steps for slot in slots if slot.variant_index is not None)
+    length = RunLength.from_steps(total, warmup).in_loader_cycles(plan, max_steps=shortest)
+    return dataclasses.replace(length, total=length.warmup + sum(slot.steps for slot in slots))

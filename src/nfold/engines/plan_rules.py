@@ -1,4 +1,4 @@
-"""What no framework can do of a plan, and the form in which each says what it cannot."""
+"""Rules about plans that all frameworks share."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from nfold.core.plan import Plan
 from nfold.workloads.workload_info import WorkloadInfo
 
+# whether a complete plan breaks the rule, and the message
 Rule = tuple[Callable[[Plan], bool], str]
-"""Whether a complete plan breaks it, and the reason that a user reads."""
 
 PRECISION_RULES: tuple[Rule, ...] = (
     (
@@ -22,22 +22,22 @@ PRECISION_RULES: tuple[Rule, ...] = (
 )
 MIN_BATCH_RULE: Rule = (
     lambda plan: (plan.batch or 0) < (plan.devices or 1),
-    "the global batch is smaller than the number of devices: some would have no sample",
+    "the global batch is smaller than the number of devices; next: a larger --batch",
 )
 
 
 def first_broken_rule(rules: Iterable[Rule], plan: Plan) -> str | None:
-    """The reason of the first rule that the plan breaks, or None."""
     return next((reason for breaks, reason in rules if breaks(plan)), None)
 
 
 def image_file_refusal(info: WorkloadInfo, plan: Plan) -> str | None:
-    """Why the plan does not suit a workload of image files, or one of arrays; None: it does."""
+    """Return why the plan does not fit a workload of image files, or of arrays, or None."""
     if info.defaults.encoded:
         resident = plan.input == "resident" and plan.framework != "torch"
         reason = "only torch keeps photographs on a device, decoded; next: --input loader"
         return reason if resident else None
-    plain = Plan()
-    asked = ("decode", "cache", "bad_images")
-    said = [name for name in asked if getattr(plan, name) != getattr(plain, name)]
-    return f"{said[0]}: {info.name} has no image files to decode" if said else None
+    defaults = Plan()
+    for name in ("decode", "cache", "bad_images"):
+        if getattr(plan, name) != getattr(defaults, name):
+            return f"{name}: {info.name} has no image files to decode"
+    return None

@@ -1,4 +1,4 @@
-"""CPU devices: equal, disjoint shares of the host's cores. Imports no framework."""
+"""Run a rank in its process: bind it to CPU cores, run a user's script. Imports no framework."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nfold.core.plan import Plan
 
 @contextmanager
 def pin_to_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None]:
-    """Pin this process to the cores of its CPU device, or ``devices`` of them; on GPUs, do not.
+    """Bind this process to the cores of ``devices`` CPU devices; does nothing on GPUs.
 
-    The share is the same in every cell of a grid, so one CPU device next to two is one share
-    next to two shares, not all cores next to all cores. Enter before importing the framework,
-    whose thread pools take their size from OMP_NUM_THREADS and from the cores they may use.
+    A CPU device has the same number of cores in every cell of a grid, so that one device and two
+    can be compared. Enter before importing the framework: its thread pools take their size from
+    OMP_NUM_THREADS and from the allowed cores.
     """
     if plan.device != "cpu" or not hasattr(os, "sched_setaffinity"):
         yield
@@ -39,27 +39,24 @@ def pin_to_cores(plan: Plan, local_rank: int, devices: int = 1) -> Iterator[None
 
 
 def core_share(cores: list[int], share: int, index: int) -> list[int]:
-    """The ``index``-th group of ``share`` cores."""
     found = cores[index * share : (index + 1) * share]
     if len(found) < share:
         raise ValueError(f"CPU device {index} of {share} cores does not fit into {cores}")
     return found
 
 
-CompileSource = Callable[[bytes, str], CodeType]
-"""The code of a source and the path of its file."""
+CompileSource = Callable[[bytes, str], CodeType]  # source and path of a file -> its code
 
 
 def compile_source(source: bytes, path: str) -> CodeType:
-    """As it stands there."""
     return compile(source, path, "exec", dont_inherit=True)
 
 
 def run_script(script: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
     """Run a file, or a folder or archive with a ``__main__.py``, as ``python script`` does.
 
-    Not with runpy for a plain file: it would take the module away from ``__main__`` at its end,
-    where exit handlers and other threads still need it, and give it a relative ``__file__``.
+    Does not use runpy for a source file: at its end runpy removes the module from ``__main__``,
+    where exit handlers and other threads still need it, and it sets a relative ``__file__``.
     """
     sys.argv = [script, *arguments]
     path = os.path.join(os.getcwd(), script)
@@ -71,10 +68,7 @@ def run_script(script: str, arguments: list[str], compiler: CompileSource = comp
 
 
 def run_module(module: str, arguments: list[str], compiler: CompileSource = compile_source) -> None:
-    """Run a module, or a package's main one, as ``python -m module`` does.
-
-    Not with runpy for one that is there as source, for the reasons that ``run_script`` has.
-    """
+    """Run a module, or the main module of a package, as ``python -m module`` does."""
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
     spec = importlib.util.find_spec(module)
@@ -97,12 +91,11 @@ def _run_as_main(
     main_module.__file__, main_module.__loader__ = path, loader
     main_module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main_module
-    exec(code, main_module.__dict__)  # noqa: S102  # the user's own script is what is to run
+    exec(code, main_module.__dict__)  # noqa: S102
 
 
 def run_program(program: str, arguments: list[str]) -> None:
-    """Become another program; its lifeline stays tied."""
-    os.execvp(program, [program, *arguments])  # noqa: S606  # no shell is wanted
+    os.execvp(program, [program, *arguments])  # noqa: S606
 
 
 RUNNERS: dict[str, Callable[[str, list[str]], None]] = {

@@ -1,4 +1,4 @@
-"""How long a run is, and how it is cut into windows."""
+"""What one rank records: the length of its run, windows, steps, losses, hashes, heartbeats."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from nfold.engines.step_clock import StepClock
 
 TARGET_WINDOWS = 10
 MAX_WINDOW_STEPS = 500
-MIN_WINDOWS = 5
-"""Fewer tell too little of how windows differ."""
+MIN_WINDOWS = 5  # fewer windows show too little of their variation
 
 
 @dataclass(frozen=True)
 class RunLength:
-    """How many steps a run has, how many of them warm up, how many make a window.
+    """Steps of a run, of its warm-up and of a window.
 
-    ``before`` steps were made by an earlier process, and are not counted in the others.
+    ``resumed_steps`` were made by an earlier process; the other fields do not count them.
     """
 
     total: int
@@ -37,26 +36,26 @@ class RunLength:
 
     @classmethod
     def from_steps(cls, total: int, warmup: int, resumed_steps: int = 0) -> RunLength:
-        """Between one step and half of them warm up; the rest is cut into about ten windows."""
+        """Warm up for at least one step and at most half; cut the others into about ten windows."""
         warmup = min(max(1, warmup), total // 2)
         window = min(max(1, math.ceil((total - warmup) / TARGET_WINDOWS)), MAX_WINDOW_STEPS)
         return cls(total, warmup, window, resumed_steps)
 
-    def in_worker_rounds(self, plan: Plan, max_steps: int) -> RunLength:
-        """The same in windows of whole rounds of the plan's loader, of at most ``most`` steps."""
+    def in_loader_cycles(self, plan: Plan, max_steps: int) -> RunLength:
+        """Return it with windows of whole cycles of the plan's loader, up to ``max_steps`` each."""
         return dataclasses.replace(self, window=round_to_loader_cycle(self.window, plan, max_steps))
 
 
 def plan_length(plan: Plan, total: int, resumed_steps: int = 0) -> RunLength:
-    """So many steps of a plan, warm-up included, in whole rounds if there are enough of those."""
+    """Return the length of ``total`` steps, with warm-up, in whole loader cycles if they are enough."""
     warmup = plan.warmup_steps or 0
-    return RunLength.from_steps(total, warmup, resumed_steps).in_worker_rounds(
+    return RunLength.from_steps(total, warmup, resumed_steps).in_loader_cycles(
         plan, max_steps=(total - warmup) // MIN_WINDOWS
     )
 
 
 def checksum(contents: Iterable[bytes]) -> str:
-    """SHA-256 of the bytes of all parameters, 16 hex digits: equal where parameters are."""
+    """Return the first 16 hex digits of the SHA-256 of all parameters' bytes."""
     digest = hashlib.sha256()
     for content in contents:
         digest.update(content)
@@ -68,7 +67,7 @@ Loss = TypeVar("Loss")
 
 @dataclass(frozen=True)
 class CompletedCall(Generic[Loss]):
-    """One call of ``steps`` steps with ``count`` samples each, whose losses are not yet read."""
+    """A call of ``steps`` steps of ``count`` samples each, whose losses were not read yet."""
 
     loss: Loss
     steps: int
@@ -77,8 +76,6 @@ class CompletedCall(Generic[Loss]):
 
 @dataclass(frozen=True)
 class _WindowEnd:
-    """The end of a window: its ``calls``, counted from the last fence, and what was known then."""
-
     calls: int
     variant_index: int | None
     measured: bool
@@ -87,8 +84,6 @@ class _WindowEnd:
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """A window, whether it counts, whose turn it was, and what its steps took."""
-
     window: Window
     measured: bool
     variant_index: int | None
@@ -96,28 +91,24 @@ class TimedWindow:
 
 
 class WindowBuffer(Generic[Loss]):
-    """``add`` every call, ``cut`` where a window ends, and read the ``timed`` after the fence."""
+    """Collects calls, and the ends of windows, until the next fence."""
 
     def __init__(self) -> None:
         self.calls: list[CompletedCall[Loss]] = []
         self._window_ends: list[_WindowEnd] = []
         self.open_steps = 0
-        """Those in no window that has ended."""
 
     @property
     def steps(self) -> int:
-        """Since the last fence."""
         return sum(call.steps for call in self.calls)
 
     def add(self, call: CompletedCall[Loss]) -> None:
-        """One more."""
         self.calls.append(call)
         self.open_steps += call.steps
 
     def end_window(
         self, variant_index: int | None, *, measured: bool, fetches: FetchStats | None
     ) -> None:
-        """A window ends here, if it has a step."""
         if self.open_steps:
             self._window_ends.append(_WindowEnd(len(self.calls), variant_index, measured, fetches))
             self.open_steps = 0
@@ -131,62 +122,59 @@ class WindowBuffer(Generic[Loss]):
         epoch_gap: EpochGap | None,
         ahead_s: float | None,
     ) -> Iterator[TimedWindow]:
-        """The windows, which took so long together; ``made`` steps were before them.
+        """Yield the windows since the last fence, which took ``seconds`` in all.
 
-        ``between`` lies before the first, and devices were ``ahead_s`` behind after the last.
+        ``first_step`` steps were made before, ``epoch_gap`` lies before the first window, and devices
+        finished ``ahead_s`` seconds after the last call.
         """
         first, end_s = 0, start_s + seconds
-        for cut in self._window_ends:
-            calls, their_ms = self.calls[first : cut.calls], call_ms[first : cut.calls]
-            last = cut is self._window_ends[-1]
+        for end in self._window_ends:
+            calls, times_ms = self.calls[first : end.calls], call_ms[first : end.calls]
+            last = end is self._window_ends[-1]
             window = Window(
                 start_s=start_s,
-                seconds=end_s - start_s if last else sum(their_ms) / 1e3,
+                seconds=end_s - start_s if last else sum(times_ms) / 1e3,
                 steps=sum(call.steps for call in calls),
                 samples=sum(call.steps * call.count for call in calls),
                 first_step=first_step,
-                fetches=cut.fetches,
+                fetches=end.fetches,
                 epoch_gap=None if first else epoch_gap,
                 queue_drain_s=ahead_s if last else None,
             )
-            pairs = zip(their_ms, calls, strict=True)
+            pairs = zip(times_ms, calls, strict=True)
             step_ms = tuple(ms / call.steps for ms, call in pairs for _ in range(call.steps))
-            yield TimedWindow(window, cut.measured, cut.variant_index, step_ms)
-            first, first_step = cut.calls, first_step + window.steps
+            yield TimedWindow(window, end.measured, end.variant_index, step_ms)
+            first, first_step = end.calls, first_step + window.steps
             start_s += window.seconds
 
     def clear(self) -> None:
-        """A fence: what comes is another stretch."""
         self.calls.clear()
         self._window_ends.clear()
         self.open_steps = 0
 
 
-# What one rank notes while it trains: windows, steps, losses, sample hashes, heartbeats.
-#
-# The same for every framework. Inside a window nothing here touches the device except the clock's
-# mark: losses are kept as the framework's own tensors and read after the window's closing fence.
-
 HASH_BITS = 64
 
+# Reads the losses of all steps, in order, from what the framework returned.
 ReadLosses = Callable[[Sequence[Loss]], Sequence[float]]
-"""The losses of all steps, in order, from what the framework returned for them."""
 
 
 class CountedBatch(Protocol):
-    """What is noted of a batch: its samples that count, and their hash."""
+    """The samples of a batch that count, and a hash of them that ignores their order."""
 
     @property
-    def count(self) -> int:
-        """Samples of this rank."""
+    def count(self) -> int: ...
 
     @property
-    def sample_hash(self) -> int:
-        """A hash of them that does not depend on their order."""
+    def sample_hash(self) -> int: ...
 
 
 class Recorder(Generic[Loss]):
-    """One rank's notes. Call ``begin``, then ``step`` or ``made`` after each call, then ``end``."""
+    """Records one rank's run. Call ``begin_epoch``, ``record_step`` after each call, ``end_epoch``.
+
+    Inside a window only the clock's mark touches the device: losses stay tensors of the framework
+    and are read after the window's fence.
+    """
 
     def __init__(
         self,
@@ -199,11 +187,11 @@ class Recorder(Generic[Loss]):
         read_fetches: Callable[[], FetchStats | None] = lambda: None,
         fence_interval_s: float = 0.0,
     ) -> None:
-        """``length`` may change until the warm-up is over. ``fetched`` tells of the batches that
-        were made since it was last asked.
+        """``length`` may change until the warm-up ends.
 
-        Windows follow each other without a fence for ``span_s`` seconds: after one, devices wait
-        until the host has something for them, which in a step without one it had long before.
+        ``read_fetches`` returns statistics of the batches fetched since its last call. Fences are
+        ``fence_interval_s`` seconds apart: after a fence the device waits for the host, which it
+        does not in a training without fences.
         """
         self._rank = rank
         self.device = device
@@ -230,23 +218,21 @@ class Recorder(Generic[Loss]):
 
     @property
     def done(self) -> bool:
-        """Whether all planned steps were made."""
         return self.steps >= self.length.total
 
     def begin_epoch(self) -> None:
-        """Begin an epoch: fence, and start a window."""
         self._epoch_hash, self._epoch_losses = (0, 0), []
         self._report_step()
         self._begin_data_pass()
 
     def record_step(self, batch: CountedBatch, loss: Loss) -> None:
-        """Note one step; close the window where it is full, warm-up ends, or it was the first."""
+        """Record one step. Ends the window if it is full, after the warm-up and after the first step."""
         self.record_steps(1, batch.count, batch.sample_hash, loss)
 
     def record_steps(self, steps: int, count: int, sample_hash: int, loss: Loss) -> None:
-        """Note one call that made ``steps`` steps of ``count`` samples each, as ``step`` does.
+        """Record a call of ``steps`` steps of ``count`` samples each.
 
-        ``sample_hash`` is of all their samples, ``loss`` holds one loss for each step.
+        ``sample_hash`` is of all their samples; ``loss`` holds one loss per step.
         """
         self._clock.mark()
         before, self.steps = self.steps, self.steps + steps
@@ -254,15 +240,20 @@ class Recorder(Generic[Loss]):
         counted, total = self._epoch_hash
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
         self._report_step()
-        if self._window_is_full(before):
+        if (
+            before == 0
+            or before < self.length.warmup <= self.steps
+            or self._buffer.open_steps >= self.length.window
+        ):
             self._end_window(fenced=before == 0 or self.done)
 
     def exclude_gap(self, *, epoch_ended: bool = False, epoch_scale: float = 1.0) -> None:
-        """What has passed since the last step belongs to no window; the next one begins now.
+        """Leave the time since the last step out of all windows and begin the next window now.
 
-        It lies between two passes over the data where one ``pass_ended`` since that step, which
-        stands for one so many ``times`` as long. From then until this is called again, the next
-        one's first batch is waited for.
+        Args:
+            epoch_ended: A pass over the data ended since that step; the time up to the next call
+                of this method is an epoch gap, and includes the wait for the first batch.
+            epoch_scale: Length of a full pass over the length of this one.
         """
         self._close_window()
         if epoch_ended:
@@ -271,15 +262,15 @@ class Recorder(Generic[Loss]):
             self._start_window()
 
     def begin_slot(self, variant_index: int | None) -> None:
-        """A window ends here; what follows is of this turn, or with None, is not kept."""
+        """End the window and begin a slot of a variant; steps of the slot None are discarded."""
         self._epoch_steps = 0
         self._end_window(fenced=variant_index is None)
         self._variant_index, self._discarding = variant_index, variant_index is None
 
     def end_epoch(self) -> tuple[float, int]:
-        """End an epoch; returns this rank's sum of losses over its samples, and their number.
+        """End an epoch; return this rank's sum of losses over its samples, and their number.
 
-        The sum does not depend on how the epoch was cut into windows.
+        The sum does not depend on the windows.
         """
         self._close_window()
         count, total = self._epoch_hash
@@ -287,25 +278,22 @@ class Recorder(Generic[Loss]):
         return math.fsum(self._epoch_losses), count
 
     def add_epoch(self, epoch: Epoch) -> None:
-        """Add a finished epoch, as all ranks together saw it."""
         self._epochs.append(epoch)
 
     def resume_from(self, earlier: RankSamples) -> None:
-        """Begin with the epochs of an earlier process; its times stay its own."""
+        """Begin with the epochs, losses and hashes of an earlier process."""
         self._epochs = list(earlier.epochs)
         self._losses = list(earlier.losses)
         self._hashes = list(earlier.sample_hashes)
 
     def publish_epoch(self) -> None:
-        """Let the finished epoch be seen from outside."""
         self._observer.save(self.samples(), epoch_ended=True)
 
     def report_evaluation(self) -> None:
-        """Beat during an evaluation."""
         self._report_phase(Phase.EVALUATING)
 
     def samples(self, **more: Any) -> RankSamples:
-        """Everything noted so far; ``more`` are fields of RankSamples that others know."""
+        """Return everything recorded so far; ``more`` are further fields of RankSamples."""
         return RankSamples(
             rank=self._rank,
             device=self.device,
@@ -321,8 +309,8 @@ class Recorder(Generic[Loss]):
         )
 
     def _begin_data_pass(self, epoch_scale: float = 1.0) -> None:
-        made, self._epoch_first_step = self.steps - self._epoch_first_step, self.steps
-        self._epoch_steps = round(epoch_scale * made)
+        done, self._epoch_first_step = self.steps - self._epoch_first_step, self.steps
+        self._epoch_steps = round(epoch_scale * done)
         self._first_batch_requested_at = None
         self._start_window()
         self._first_batch_requested_at = self._window_start
@@ -346,13 +334,6 @@ class Recorder(Generic[Loss]):
     def _report_phase(self, phase: Phase) -> None:
         before = self.length.resumed_steps
         self._observer.beat(phase, before + self.steps, before + self.length.total)
-
-    def _window_is_full(self, before: int) -> bool:
-        return (
-            before == 0
-            or before < self.length.warmup <= self.steps
-            or self._buffer.open_steps >= self.length.window
-        )
 
     def _end_window(self, *, fenced: bool) -> None:
         if fenced or time.monotonic() - self._window_start >= self._fence_interval_s:
@@ -382,16 +363,19 @@ class Recorder(Generic[Loss]):
         self._observer.save(self.samples())
 
     def _record_windows(self, seconds: float, call_ms: Sequence[float]) -> None:
-        made = self.steps - self._buffer.steps
-        start_s, ahead_s = self._window_start, self._clock.ahead_s
-        windows = self._buffer.timed_windows(
-            made, start_s, seconds, call_ms, self._epoch_gap, ahead_s
-        )
-        for one in windows:
-            if one.measured and one.window.first_step >= self.length.warmup:
-                self._windows.append(one.window)
-                self._variant_indices += [] if one.variant_index is None else [one.variant_index]
-                self._step_ms += one.step_ms
+        for timed in self._buffer.timed_windows(
+            self.steps - self._buffer.steps,
+            self._window_start,
+            seconds,
+            call_ms,
+            self._epoch_gap,
+            self._clock.ahead_s,
+        ):
+            if timed.measured and timed.window.first_step >= self.length.warmup:
+                self._windows.append(timed.window)
+                if timed.variant_index is not None:
+                    self._variant_indices.append(timed.variant_index)
+                self._step_ms += timed.step_ms
 
     def _read_losses(self) -> None:
         calls = self._buffer.calls

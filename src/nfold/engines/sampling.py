@@ -1,14 +1,15 @@
-"""Philox 4×32-10 in NumPy: a counter-based generator, so that draws depend on keys alone.
+"""Random draws and the division of epochs into batches, the same in every framework.
 
-J. Salmon and others, Parallel random numbers: as easy as 1, 2, 3 (SC 2011). The same draws as in
-``torch/philox.py``, which says more. The arithmetic is on uint64 arrays holding 32 bits.
+Philox 4×32-10 is a counter-based generator: draws depend on keys only (J. Salmon and others,
+Parallel random numbers: as easy as 1, 2, 3, SC 2011). Its arithmetic is on 64-bit arrays that hold
+32-bit values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,28 +25,31 @@ Words = npt.NDArray[np.uint64]
 Ids = npt.NDArray[np.int64]
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> list[Words]:
-    """Four arrays of 32-bit values for counters of four arrays and a key of two."""
+Array = TypeVar("Array", bound=Any)
+
+
+def philox(counter: tuple[Array, Array, Array, Array], key: tuple[int, int]) -> list[Array]:
+    """Return four arrays of 32-bit values for counters of four arrays and a key of two words.
+
+    The arrays are of uint64 in NumPy or of int64 in PyTorch, which has few operations on unsigned
+    types. The shapes of the counters broadcast together.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        first, second = c0 * np.uint64(MULTIPLIERS[0]), c2 * np.uint64(MULTIPLIERS[1])
-        c0, c1 = (second >> np.uint64(32)) ^ c1 ^ np.uint64(k0), second & np.uint64(MASK)
-        c2, c3 = (first >> np.uint64(32)) ^ c3 ^ np.uint64(k1), first & np.uint64(MASK)
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = ((second >> 32) & MASK) ^ c1 ^ k0, second & MASK
+        c2, c3 = ((first >> 32) & MASK) ^ c3 ^ k1, first & MASK
         k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
     return [c0, c1, c2, c3]
 
 
 def draws(seed: int, epoch: int, ids: Ids, operation: int) -> list[Words]:
-    """Four independent 32-bit draws per sample id [n]; ``operation`` tells what they are for."""
+    """Return four independent 32-bit draws per sample id [n]; ``operation`` is their key."""
     bits = ids.astype(np.uint64)
     low, high = bits & np.uint64(MASK), bits >> np.uint64(32)
-    rest = (_word(epoch, len(ids)), _word(operation, len(ids)))
-    return philox((low, high, *rest), (seed & MASK, (seed >> 32) & MASK))
-
-
-def _word(value: int, count: int) -> Words:
-    return np.full(count, value & MASK, dtype=np.uint64)
+    epochs, operations = (np.full(len(ids), n & MASK, dtype=np.uint64) for n in (epoch, operation))
+    return philox((low, high, epochs, operations), (seed & MASK, (seed >> 32) & MASK))
 
 
 def uniform_int(draw: Words, limit: int | Ids) -> Ids:
@@ -54,30 +58,27 @@ def uniform_int(draw: Words, limit: int | Ids) -> Ids:
 
 
 def permutation(seed: int, epoch: int, n: int, operation: int) -> Ids:
-    """A shuffle of 0 to n - 1 that every framework and number of devices agrees on."""
+    """Return a shuffle of 0 to n - 1, the same in every framework and on any number of devices."""
     first, second, _, _ = draws(seed, epoch, np.arange(n), operation)
     order: Ids = np.argsort((first << np.uint64(31)) ^ second, kind="stable")
     return order
 
 
-# Which samples a step computes: the order of an epoch, cut into batches and into ranks' shares.
-#
-# The order depends on (seed, epoch) alone. Every global batch is cut into one contiguous slice per
-# rank, or one per rank and part of a step, the slices differing by at most one sample, so that a
-# batch that does not divide and an incomplete last batch are used whole. The same for every
-# framework; imports NumPy only.
+# The order of an epoch depends on seed and epoch only. Every global batch is cut into one contiguous
+# slice per rank and micro-batch. Slices differ by at most one sample: a batch that does not divide
+# and an incomplete last batch are used whole.
 
 SampleIds = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
-SHUFFLE_KEY = 0
-"""The operation that the order of an epoch is drawn by."""
+SHUFFLE_KEY = 0  # key of the draws of an epoch's order
 
 
 @dataclass(frozen=True)
 class RankSlice:
-    """Where one rank's share of one global batch lies in the order of an epoch, the same in each.
+    """One rank's part of one global batch, as positions in the order of an epoch.
 
-    ``places`` is never empty: a rank without a sample gets the batch's first, of which 0 count.
+    ``positions`` is never empty: a rank without a sample gets the first of the batch, with
+    ``count`` 0.
     """
 
     positions: SampleIds
@@ -86,7 +87,7 @@ class RankSlice:
 
 
 class EpochSampler:
-    """One rank's cuts of every global batch, epoch by epoch, or without end across epochs."""
+    """One rank's slices of every global batch: epoch by epoch, or up to ``limit`` steps."""
 
     def __init__(
         self, samples: int, plan: Plan, *, rank: int, ranks: int, limit: int | None = None
@@ -104,11 +105,9 @@ class EpochSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in one epoch, the incomplete last batch counted."""
         return len(self.slices)
 
     def slices_of(self, rank: int) -> list[RankSlice]:
-        """A rank's part of every global batch."""
         return [
             _rank_slice(whole, rank, self._ranks, self._micro_batches)
             for whole in self._global_batches
@@ -118,7 +117,7 @@ class EpochSampler:
         return self._limit or self.steps_per_epoch
 
     def epochs(self) -> Iterator[tuple[int, list[RankSlice]]]:
-        """The epochs that one iteration goes through, the last perhaps not to its end."""
+        """Yield the epochs of one iteration; ``limit`` may cut the last."""
         if self._limit is None:
             yield self.epoch, self.slices
             return
@@ -126,37 +125,38 @@ class EpochSampler:
             yield epoch, self.slices[: self._limit - done]
 
     def epoch_order(self, epoch: int) -> SampleIds:
-        """All ranks' samples in the order of an epoch: int64 [samples]."""
+        """Return the samples of all ranks in the order of an epoch: int64 [samples]."""
         return permutation(self._seed, epoch, self._samples, SHUFFLE_KEY)
 
 
 def step_limit(plan: Plan) -> int | None:
-    """Steps of a run that is measured in steps, warm-up included; None where epochs decide."""
+    """Return the steps of a run measured in steps, with warm-up; None if epochs decide."""
     return None if plan.steps is None else plan.steps + (plan.warmup_steps or 0)
 
 
 def _rank_slice(whole: range, rank: int, ranks: int, accumulate: int) -> RankSlice:
-    own = split_batch(len(whole), rank, ranks, accumulate)
-    count = sum(map(len, own))
-    places = np.concatenate([np.asarray(piece) for piece in own]) if count else np.zeros(1)
-    return RankSlice(whole.start + places.astype(np.int64), count, len(whole))
+    pieces = split_batch(len(whole), rank, ranks, accumulate)
+    count = sum(map(len, pieces))
+    positions = np.concatenate([np.asarray(piece) for piece in pieces]) if count else np.zeros(1)
+    return RankSlice(whole.start + positions.astype(np.int64), count, len(whole))
 
 
 def split_batch(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
-    """The places in a batch of ``samples`` that are this rank's, part after part.
+    """Return the positions in a batch of ``samples`` of this rank's micro-batches.
 
-    A batch is cut into parts and each part into ranks, so that a part of all ranks together has
-    the same samples on any number of ranks: batch norm may be over it. Ranks wait for each other
-    in every part then, so all have as many: ``accumulate``, but none that no rank has a sample of.
+    A batch is cut into micro-batches and each of these into ranks, so that a micro-batch of all
+    ranks has the same samples on any number of ranks: synchronized batch norm depends on it. All
+    ranks have the same number of micro-batches, at most one per sample.
     """
-    parts = min(accumulate, samples)
-    whole = parts * ranks
-    own = range(rank, whole, ranks)
-    return [range(piece * samples // whole, (piece + 1) * samples // whole) for piece in own]
+    pieces = min(accumulate, samples) * ranks
+    return [
+        range(piece * samples // pieces, (piece + 1) * samples // pieces)
+        for piece in range(rank, pieces, ranks)
+    ]
 
 
 def hash_ids(ids: SampleIds) -> Hashes:
-    """A 64-bit hash of each sample id (splitmix64)."""
+    """Return a 64-bit hash of each sample id (splitmix64)."""
     bits = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -164,5 +164,5 @@ def hash_ids(ids: SampleIds) -> Hashes:
 
 
 def sample_hash(ids: SampleIds) -> int:
-    """A 64-bit hash of a set of sample ids that does not depend on their order: their sum."""
+    """Return a 64-bit hash of a set of sample ids: the sum of their hashes."""
     return int(hash_ids(ids).sum(dtype=np.uint64))

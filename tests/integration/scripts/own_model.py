@@ -7,7 +7,9 @@ with.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -92,7 +94,19 @@ def main(case: dict[str, Any], out: str) -> None:
                 run.checkpoint(folder, note="half way")
                 if case.get("stop"):
                     return
+        if "evaluate" in case:
+            evaluate_epoch(case["evaluate"], run, folder)
     write(run, model, {"seen": seen, "means": means, "resumed": resumed}, out)
+
+
+def evaluate_epoch(reduction: str, run: Any, folder: Path) -> None:
+    count = sum(len(labels) for _, labels in run.loader(made(), batch_size=8, train=False))
+    if reduction == "run.sum":
+        run.sum(count)
+    elif reduction == "all_reduce" and run.world_size > 1:
+        torch.distributed.all_reduce(torch.tensor(count))
+    elif reduction == "none":
+        run.checkpoint(folder)
 
 
 def train_step(
@@ -139,4 +153,10 @@ def write(run: Any, model: Any, noted: dict[str, Any], out: str) -> None:
 
 if __name__ == "__main__":
     for name, one in json.loads(Path(sys.argv[1]).read_text()).items():
-        main(one, str(Path(sys.argv[2]) / name))
+        out = Path(sys.argv[2]) / name
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            main(one, str(out))
+        texts = [str(warning.message) for warning in caught]
+        rank = os.environ.get("RANK", "0")
+        out.with_name(f"{name}-{rank}.warnings").write_text(json.dumps(texts))

@@ -1,4 +1,4 @@
-"""Which attempt goes on, and what a checkpoint says of itself."""
+"""Attempts of ``nfold train``, the metadata of their checkpoints, and the lock of their folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_first_attempt_is_new(tmp_path: Path) -> None:
     assert select_attempt(tmp_path / "none", restart=True) == tmp_path / "none" / "run-1"
 
 
-def test_the_latest_attempt_with_a_checkpoint_goes_on(tmp_path: Path) -> None:
+def test_the_latest_attempt_with_a_checkpoint_resumes(tmp_path: Path) -> None:
     _kept(tmp_path / "run-9", 3)
     _kept(tmp_path / "run-10", 3, 12)
     (tmp_path / "run-11" / ".step-3.new").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_the_latest_attempt_with_a_checkpoint_goes_on(tmp_path: Path) -> None:
     assert select_attempt(tmp_path, restart=True) == tmp_path / "run-12"
 
 
-def test_a_checkpoint_says_what_it_is(tmp_path: Path) -> None:
+def test_metadata_is_read_back(tmp_path: Path) -> None:
     trained = CheckpointMetadata(
         cell="0123456789",
         workload="digits",

@@ -1,4 +1,4 @@
-"""Random boxes: their range, their place, and the scale at which they are decoded."""
+"""Random boxes: their range, their position, and the scale at which they are decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Photographs finished on the host: the images of PyTorch's workers, on any number of threads."""
+"""Photographs distorted on the host: equal to PyTorch's workers, on any number of threads."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> photographs.Photog
 def test_the_images_are_those_of_pytorchs_workers(
     found: photographs.PhotographSet, threads: int
 ) -> None:
-    asked = Plan(device="cpu", batch=4, seed=9, augment="cpu")
-    plan = asked.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
+    requested = Plan(device="cpu", batch=4, seed=9, augment="cpu")
+    plan = requested.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
     task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
     key = BatchKey(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
     expected = ImageBatches(found.train, task, SIZE)[key].tensors[0].numpy()
@@ -49,8 +49,8 @@ def test_the_images_are_those_of_pytorchs_workers(
 def test_what_a_device_distorts_is_what_pytorchs_workers_hand_out(
     found: photographs.PhotographSet, threads: int
 ) -> None:
-    asked = Plan(device="cpu", batch=4, seed=9, augment="device")
-    plan = asked.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
+    requested = Plan(device="cpu", batch=4, seed=9, augment="device")
+    plan = requested.resolve(machine(), WorkloadDefaults(batch=4, epochs=1, encoded=True))
     task = Task(workload=Workload(name="inception_v3"), plan=plan, machine=machine())
     key = BatchKey(epoch=2, ids=IDS, count=len(IDS), global_count=len(IDS))
     _, _, ids, places = ImageBatches(found.train, task, SIZE)[key].tensors

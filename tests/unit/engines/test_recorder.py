@@ -1,4 +1,4 @@
-"""What a rank notes, also where one call makes several steps."""
+"""What a rank records, also for calls of several steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_loss_that_is_no_number_names_its_step() -> None:
         recorder.record_steps(3, 8, 0, [1.0, math.nan, 1.0])
 
 
-def test_what_lies_between_two_epochs_stands_beside_the_first_window_of_the_second() -> None:
+def test_what_lies_between_two_epochs_belongs_to_the_first_window_of_the_second() -> None:
     recorder = _recorder(12, 1)
     for _ in range(2):
         recorder.begin_epoch()
@@ -138,15 +138,15 @@ def test_windows_of_a_span_follow_each_other_without_a_fence() -> None:
     assert clock.fences == 3
 
 
-def test_a_turn_begins_without_a_fence_after_the_steps_that_settle() -> None:
+def test_a_slot_begins_without_a_fence_after_the_steps_that_settle() -> None:
     clock = _FencedClock()
     recorder = _spanning(clock, 44, 4)
     recorder.begin_epoch()
     for _ in range(4):
         recorder.record_steps(1, 8, 1, None)
-    for turn in (0, None, 1, None, 0):
-        recorder.begin_slot(turn)
-        for _ in range(2 if turn is None else 6):
+    for slot in (0, None, 1, None, 0):
+        recorder.begin_slot(slot)
+        for _ in range(2 if slot is None else 6):
             recorder.record_steps(1, 8, 1, None)
     recorder.end_epoch()
     samples = recorder.samples()

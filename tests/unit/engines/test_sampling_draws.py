@@ -1,4 +1,4 @@
-"""The host's draws and augmentation in NumPy are those of PyTorch, bit for bit."""
+"""Draws and augmentation in NumPy equal those of PyTorch bit for bit."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a rank gets in one step, wherever it comes from."""
+"""The batch of a rank in one step, its share of the global batch, and its micro-batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Tensors = tuple[Tensor, ...]
 
 
 class SampleTensors(NamedTuple):
-    """uint8 images [n, h, w, c], int64 labels [n], and the int64 ids [n] that draws are keyed by.
+    """uint8 images [n, h, w, c], int64 labels [n], int64 sample ids [n] (keys of random draws).
 
-    ``ids`` is empty where the images are augmented already.
+    ``ids`` is empty if the images are augmented already.
     """
 
     images: Tensor
@@ -28,9 +28,9 @@ class SampleTensors(NamedTuple):
 
 
 class CanvasTensors(NamedTuple):
-    """Samples whose images do not fill their canvases [n, s, s, 3].
+    """Images in the upper left corners of canvases [n, s, s, 3].
 
-    ``places`` int64 [n, 2] are the height and width of what lies in the upper left corner.
+    ``sizes`` int64 [n, 2] are the heights and widths of the images.
     """
 
     images: Tensor
@@ -40,16 +40,15 @@ class CanvasTensors(NamedTuple):
 
 
 InputSamples = SampleTensors | CanvasTensors
-"""What is prepared for a model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """A rank's part of a global batch.
 
-    ``tensors`` is what a step reads: samples, or the ids by which it selects them on the device.
-    ``count`` of them are this rank's samples, of ``global_count`` in the step; a rank without
-    a sample gets one that counts 0, because every rank must take part in the exchange.
+    ``tensors`` is the input of a step: samples, or the ids that select them on the device.
+    ``count`` of the samples are this rank's, of ``global_count`` in the step. A rank without a
+    sample gets one that counts 0, because every rank takes part in the collectives.
     """
 
     tensors: Tensors
@@ -59,16 +58,14 @@ class Batch:
     sample_hash: int
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same batch with ``move`` applied to its tensors."""
         return dataclasses.replace(self, tensors=tuple(map(change, self.tensors)))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory; DataLoader calls this."""
         return self.map_tensors(lambda tensor: tensor.pin_memory())
 
 
 def tensor_signature(tensor: Tensor) -> Hashable:
-    """What a graph depends on besides a tensor's values."""
+    """Return what a CUDA graph depends on besides a tensor's values."""
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -76,9 +73,9 @@ def tensor_signature(tensor: Tensor) -> Hashable:
 class BatchShare:
     """``count`` of the ``global_count`` samples of one optimizer step.
 
-    Under gradient accumulation a step has several ``parts`` per rank; ``last`` is the one after
-    which gradients are exchanged and the optimizer may step. ``weighted``: the loss is
-    weighted by its samples already, so that from there on all ranks count the same.
+    Under gradient accumulation a step has several micro-batches per rank. Gradients are exchanged
+    after the last. ``loss_is_weighted``: the loss is already weighted by its samples, and all
+    ranks count the same.
     """
 
     count: int
@@ -89,14 +86,14 @@ class BatchShare:
 
     @property
     def weight(self) -> float:
-        """What this part's mean gradient counts in the mean over the whole batch."""
+        """The weight of this micro-batch's mean gradient in the mean over the batch."""
         return self.count / self.global_count
 
 
 def loss_weighted_share(
     count: int, ranks: int, *, micro_batches: int = 1, is_last: bool = True
 ) -> BatchShare:
-    """The share of a rank whose loss is weighted by its ``count`` samples already."""
+    """Return the share of a rank whose loss is already weighted by its ``count`` samples."""
     return BatchShare(
         count=min(1, count),
         global_count=ranks,
@@ -107,10 +104,10 @@ def loss_weighted_share(
 
 
 class CurrentShare:
-    """The current share: loaders write it, the gradient exchange reads it.
+    """The current share: loaders set it, the gradient exchange reads it.
 
-    Before any loader of nfold has spoken, every rank counts the same. ``pads``: the batch that
-    the script has in hand is one sample that only keeps this rank in step, and counts nothing.
+    Without a loader of nfold every rank counts the same. ``is_padding``: the current batch of the
+    script is one sample that counts 0.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -118,32 +115,25 @@ class CurrentShare:
         self.is_padding = False
 
     def real_count(self, count: int) -> int:
-        """How many of ``count`` samples in hand count: none of a padded batch, which is one."""
+        """Return ``count``, or 0 for the one sample of a padding batch."""
         return 0 if self.is_padding and count == 1 else count
 
     def set(self, share: BatchShare) -> None:
-        """A loader hands out this share next."""
         self.share = share
 
     def is_even(self, world_size: int) -> bool:
-        """Whether ranks' gradients are to be averaged as they are; the same on every rank."""
+        """Return whether the ranks' gradients are averaged without weights."""
         share = self.share
         return share.loss_is_weighted or share.count * world_size == share.global_count
 
 
-# The parts of a step under gradient accumulation: which rows of a batch, and what they count.
-#
-# A rank computes its share of a global batch part after part, so that memory holds the activations
-# of one part only; the gradients of all parts together are those of the whole share.
-
-
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """Rows ``start`` to ``stop`` - 1 of a batch's tensors, at least one of them.
+    """Rows ``start`` to ``stop`` - 1 of a batch's tensors, at least one.
 
-    ``of_loss`` is what their mean loss counts in the mean over this rank's samples,
-    ``of_gradient`` what it counts in this rank's gradient, whose mean over ranks is that of the
-    batch. ``share`` says the same to those who look at gradients and statistics.
+    ``loss_weight`` is the weight of their mean loss in the mean over this rank's samples.
+    ``gradient_weight`` is its weight in this rank's gradient, whose mean over ranks is the
+    gradient of the batch.
     """
 
     start: int
@@ -154,11 +144,9 @@ class MicroBatch:
 
     @property
     def rows(self) -> int:
-        """Samples that are computed, those that pad among them."""
         return self.stop - self.start
 
     def select_rows(self, tensors: Tensors) -> Tensors:
-        """The part's rows of every tensor of a batch."""
         if self.share.micro_batches == 1:
             return tensors
         return tuple(tensor[self.start : self.stop] for tensor in tensors)
@@ -169,9 +157,9 @@ MicroBatches = tuple[MicroBatch, ...]
 
 @lru_cache(maxsize=64)
 def split_micro_batches(samples: int, rank: int, ranks: int, accumulate: int) -> MicroBatches:
-    """The parts of this rank's rows of a batch of ``samples`` over all ranks.
+    """Return the micro-batches of this rank's rows of a batch of ``samples`` over all ranks.
 
-    Where it has none for a part, that is its first row, which counts 0.
+    A micro-batch without a sample is the first row, with weight 0.
     """
     counts = [len(piece) for piece in split_batch(samples, rank, ranks, accumulate)]
     starts = itertools.accumulate(counts, initial=0)

@@ -1,14 +1,13 @@
-"""Batch norm over the global batch: what the plan's ``batch_norm`` ``synchronised`` does.
+"""Batch norm over the global batch: the plan's ``batch_norm`` ``synchronised``.
 
-Mean and variance are those of all ranks' samples together, each counting once, so that a
-training does not depend on the number of devices (S. Ioffe and C. Szegedy, Batch Normalization,
-ICML 2015). Under gradient accumulation they are those of one part of a step. PyTorch's
-SyncBatchNorm works on GPUs alone and lets the host wait for the device; this one works on CPUs
-too and never waits, so that a step may be captured as a CUDA graph.
+Mean and variance are those of all ranks' samples, so that training does not depend on the number
+of devices (S. Ioffe and C. Szegedy, Batch Normalization, ICML 2015). Under gradient accumulation
+they are those of one micro-batch. Unlike PyTorch's SyncBatchNorm, which needs a GPU and makes the
+host wait, this implementation runs on CPUs and can be captured in a CUDA graph.
 
-Forward gathers every rank's mean, variance and count, and merges them (T. Chan and others,
-Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979), which no large
-mean spoils as a difference of sums of squares does. Backward adds two sums per channel up.
+Forward gathers every rank's mean, variance and count and merges them (T. Chan and others, Updating
+Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979); a difference of sums of
+squares would lose precision for a large mean. Backward sums two numbers per channel over ranks.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from nfold.core.plan import Plan
 from nfold.engines.torch.batch import BatchShare, CurrentShare
 from nfold.engines.torch.layout import subclass_with_forward
 
+# renamed in torch 2.13
 ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
-"""The function's name from torch 2.13 on, and before."""
 
 
 @dataclass(frozen=True)
 class BatchStatistics:
-    """Of all ranks together: biased ``variance`` and ``mean`` [channels], ``count`` [1]."""
+    """Biased ``variance`` and ``mean`` [channels] and ``count`` [1] over all ranks."""
 
     mean: Tensor
     variance: Tensor
@@ -44,17 +43,17 @@ class BatchStatistics:
 
 
 class SynchronizedMarker:
-    """Marks the subclasses that ``synchronise`` makes; ``original`` is the layer's own class."""
+    """Base of the classes that ``synchronize_batch_norm`` makes from ``original``."""
 
     original: type[nn.Module]
 
 
 def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: CurrentShare) -> None:
-    """Let the batch norms of ``module`` use the global batch, where the plan says so.
+    """Make the batch norms of ``module`` use the global batch, if the plan says so.
 
-    Elsewhere a device's share may be one sample, which they take then too. Each stays the same
-    object with its names and its state. ``ledger`` says in every step what this rank's samples
-    count. UsageError for a layer whose forward is its own.
+    Otherwise they accept a batch of one sample, which a device's share may be. Each layer stays
+    the same object with its names and its state. Raises UsageError for a layer with a forward of
+    its own.
     """
     if plan.batch_norm != "synchronised" or (plan.devices or 1) == 1:
         _allow_single_value(module)
@@ -74,22 +73,24 @@ def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: Current
 
 
 class SingleValueMarker:
-    """Marks the subclasses that take one value a channel; ``original`` is the layer's class."""
+    """Base of the classes that accept one value per channel, made from ``original``."""
 
     original: type[nn.Module]
 
 
 def _allow_single_value(module: nn.Module) -> None:
-    """Let the batch norms of ``module`` train on one value a channel, which PyTorch's refuse.
+    """Let batch norms train on one value per channel, which PyTorch refuses.
 
-    It is its own mean: what is normalised is 0, with no gradient, as in Keras. Two equal values
-    are as much, and no running variance is divided by none.
+    The value is its own mean: the output is 0 and has no gradient, as in Keras. Two equal values
+    give the same, and avoid dividing the running variance by 0.
     """
-    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-    plain = [layer for layer in norms if type(layer).forward is _BatchNorm.forward]
-    kinds = {kind: _single_value_class(kind) for kind in set(map(type, plain))}
-    for layer in plain:
-        layer.__class__ = kinds[type(layer)]  # type: ignore[assignment]
+    classes: dict[type[nn.Module], type[nn.Module]] = {}
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+            original = type(layer)
+            if original not in classes:
+                classes[original] = _single_value_class(original)
+            layer.__class__ = classes[original]  # type: ignore[assignment]
 
 
 def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
@@ -102,8 +103,6 @@ def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
 
 
 class BatchNormSwitch:
-    """Gives every layer that ``synchronise`` changed its own class, or the changed one, again."""
-
     def __init__(self, module: nn.Module) -> None:
         layers = module.modules()
         self._layers = [
@@ -118,38 +117,40 @@ class BatchNormSwitch:
 def _synchronized_class(
     original: type[_BatchNorm], plan: Plan, current_share: CurrentShare
 ) -> type[nn.Module]:
-    normalised: Callable[..., Tensor] = _normalize
+    normalize: Callable[..., Tensor] = _normalize
     if "compiled" in (plan.step or ""):
-        normalised = torch.compiler.disable(normalised)  # type: ignore[no-untyped-call]
+        normalize = torch.compiler.disable(normalize)  # type: ignore[no-untyped-call]
 
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:
-        return (
-            normalised(self, x, current_share.share) if self.training else original.forward(self, x)
-        )
+        if self.training:
+            return normalize(self, x, current_share.share)
+        return original.forward(self, x)
 
     return subclass_with_forward(original, SynchronizedMarker, forward)
 
 
 def _normalize(layer: _BatchNorm, x: Tensor, share: BatchShare) -> Tensor:
     layer._check_input_dim(x)  # type: ignore[no-untyped-call]
-    found = gather_statistics(x.detach(), has_samples=share.count > 0)
-    _update_running_statistics(layer, found)
+    statistics = gather_statistics(x.detach(), has_samples=share.count > 0)
+    _update_running_statistics(layer, statistics)
     relative = share.weight * dist.get_world_size()
     apply = cast(Callable[..., Tensor], GlobalBatchNorm.apply)
-    return apply(x, layer.weight, layer.bias, found, layer.eps, relative)
+    return apply(x, layer.weight, layer.bias, statistics, layer.eps, relative)
 
 
 def gather_statistics(x: Tensor, *, has_samples: bool) -> BatchStatistics:
-    """The statistics of ``x`` [n, channels, ...] over all ranks, those not ``counted`` left out.
+    """Return the statistics of ``x`` [n, channels, ...] over all ranks with samples.
 
-    Zeros where no rank counts, in a part of a batch that has fewer samples than parts.
+    Zeros if no rank has samples: a micro-batch of a batch with fewer samples than micro-batches.
     Computed in fp32, or in fp64 for fp64.
     """
     channels = x.shape[1]
     count = x.numel() // channels if has_samples else 0
-    own = x.new_zeros(2 * channels + 1, dtype=_compute_dtype(x))
+    own = x.new_zeros(2 * channels + 1, dtype=torch.promote_types(x.dtype, torch.float32))
     if count:
-        own = torch.cat([*_moments(x), own.new_full((1,), count)])
+        wide = x if x.is_cuda else x.to(own.dtype)
+        moments = torch.batch_norm_update_stats(wide, None, None, 0.0)
+        own = torch.cat([*moments, own.new_full((1,), count)])
     every = own.new_empty(dist.get_world_size() * len(own))
     ALL_GATHER(every, own)
     means, variances, counts = torch.split(every.view(-1, len(own)), [channels, channels, 1], dim=1)
@@ -160,40 +161,28 @@ def gather_statistics(x: Tensor, *, has_samples: bool) -> BatchStatistics:
     return BatchStatistics(mean, variance, total)
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    whole = x if x.is_cuda else x.to(_compute_dtype(x))
-    mean, variance = torch.batch_norm_update_stats(whole, None, None, 0.0)
-    return mean, variance
-
-
 @torch.no_grad()
 def _update_running_statistics(layer: _BatchNorm, statistics: BatchStatistics) -> None:
-    """Move the running statistics as nn.BatchNorm does, reading nothing back from the device.
-
-    A part without any sample moves nothing.
-    """
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:
         layer.num_batches_tracked.add_(statistics.count[0] > 0)
     unbiased = statistics.variance * (statistics.count / (statistics.count - 1).clamp(min=1))
     for running, new in ((layer.running_mean, statistics.mean), (layer.running_var, unbiased)):
-        moved = _momentum(layer, running.dtype) * (statistics.count > 0).to(running.dtype)
-        running.lerp_(new.to(running.dtype), moved)
-
-
-def _momentum(layer: _BatchNorm, dtype: torch.dtype) -> Any:
-    if layer.momentum is not None:
-        return layer.momentum
-    return cast(Tensor, layer.num_batches_tracked).clamp(min=1).to(dtype).reciprocal()
+        momentum: Any = layer.momentum
+        if momentum is None:
+            batches = cast(Tensor, layer.num_batches_tracked)
+            momentum = batches.clamp(min=1).to(running.dtype).reciprocal()
+        weight = momentum * (statistics.count > 0).to(running.dtype)
+        running.lerp_(new.to(running.dtype), weight)
 
 
 class GlobalBatchNorm(torch.autograd.Function):
-    """``x`` normalised by the global statistics, with the gradient that runs through them.
+    """``x`` normalised by the global statistics, with the gradient through them.
 
-    ``relative`` is what this rank's gradient counts in the global one, against an even share:
-    others' gradients must reach it on the scale of its own, because it is weighted later.
-    A rank whose samples are not counted gets none.
+    ``relative`` is the weight of this rank's gradient over that of an even share. Gradients of
+    other ranks are divided by it here, because this rank's gradient is weighted later. A rank
+    whose samples do not count gets none.
     """
 
     @staticmethod
@@ -202,14 +191,13 @@ class GlobalBatchNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        found: BatchStatistics,
+        statistics: BatchStatistics,
         eps: float,
         relative: float,
     ) -> Tensor:
-        """The normalised ``x``, of its type and layout."""
-        mean, variance = found.mean, found.variance
+        mean, variance = statistics.mean, statistics.variance
         inverse = (variance + eps).rsqrt()
-        ctx.save_for_backward(x, weight, mean, inverse, found.count)
+        ctx.save_for_backward(x, weight, mean, inverse, statistics.count)
         ctx.relative = relative
         slope, offset = (None if p is None else p.to(mean.dtype) for p in (weight, bias))
         return nn.functional.batch_norm(x, mean, variance, slope, offset, eps=eps)
@@ -217,7 +205,6 @@ class GlobalBatchNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        """Gradients of ``x``, ``weight`` and ``bias``; the latter two are this rank's own."""
         x, weight, mean, inverse, count = ctx.saved_tensors
         dy = dy.contiguous(memory_format=_memory_format(x))
         sums = _gradient_sums(dy, x, mean, inverse)
@@ -252,10 +239,7 @@ def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tupl
 def _input_gradient(
     dy: Tensor, x: Tensor, layer: tuple[Tensor | None, Tensor, Tensor], means: Tensor
 ) -> Tensor:
-    """``dy`` less its mean and less what it shares with ``x``, scaled; ``layer`` is what scales.
-
-    ``means`` [2 · channels] are the two sums over all ranks, divided by the global count.
-    """
+    """``means`` [2 · channels] are the two sums over all ranks over the global count."""
     weight, mean, inverse = layer
     of_dy, of_product = means.chunk(2)
     if x.is_cuda:
@@ -270,10 +254,6 @@ def _input_gradient(
 
 def _broadcast_channels(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *(1,) * (x.dim() - 2))
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:

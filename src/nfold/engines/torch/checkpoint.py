@@ -1,8 +1,8 @@
-"""Checkpoints: everything that training depends on, written aside and renamed.
+"""Checkpoints: the whole state of a training, written under a temporary name and renamed.
 
-A checkpoint is a folder ``step-N``: tensors as safetensors, everything else as JSON; nothing in
-it is a pickle. It is written under another name, flushed to the disk and then renamed, so that
-a folder with the right name is whole, and the one before it stays until then.
+A checkpoint is a folder ``step-N``: tensors as safetensors, other values as JSON, no pickle. It is
+flushed to the disk and then renamed, so that a folder with this name is complete. The previous
+checkpoint is removed afterwards.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ from nfold.engines.checkpoint_folder import (
     REPLACED_SUFFIX,
     CheckpointMetadata,
     newest_checkpoint,
-    sorted_checkpoints,
+    skipped_checkpoints_warning,
+    superseded_checkpoints,
     write_metadata,
 )
 from nfold.engines.torch.communication.data_parallel import barrier
@@ -38,42 +40,40 @@ SEPARATOR = "/"
 
 
 def begin_checkpoint(staging: Path) -> None:
-    """Make the empty folder that a checkpoint is written to; what a killed run left goes."""
+    """Make an empty folder to write a checkpoint to; remove that of a killed run."""
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
 
 
 def write_part(staging: Path, name: str, values: Mapping[str, Any]) -> None:
-    """Write nested ``values``: their tensors to NAME.safetensors, the rest to NAME.json."""
+    """Write nested ``values``: tensors to NAME.safetensors, others to NAME.json."""
     tensors: dict[str, Tensor] = {}
-    rest = _without_tensors(values, "", tensors)
-    copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
-    save_file(copies, staging / f"{name}.safetensors")
+    others = _without_tensors(values, "", tensors)
+    on_cpu = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+    save_file(on_cpu, staging / f"{name}.safetensors")
     try:
-        text = json.dumps(rest)
+        text = json.dumps(others)
     except TypeError as error:
         raise UsageError(
-            f"the state of {name} cannot be kept in a checkpoint ({error}); allowed are tensors, "
+            f"the state of {name} cannot be saved in a checkpoint ({error}); allowed are tensors, "
             "numbers, texts, lists and dictionaries"
         ) from None
     (staging / f"{name}.json").write_text(text)
 
 
 def read_part(folder: Path, name: str) -> Any:
-    """What ``write_part`` wrote, tensors on the CPU; DataCorrupt names an unreadable file."""
+    """Return the values of ``write_part``, tensors on the CPU. Raises DataCorrupt with the file."""
     try:
         tensors = load_file(folder / f"{name}.safetensors")
-        rest = json.loads((folder / f"{name}.json").read_text())
-    except FileNotFoundError:
-        raise
+        others = json.loads((folder / f"{name}.json").read_text())
     except Exception as error:
         raise DataCorrupt(f"{folder / name}: the checkpoint cannot be read ({error})") from None
-    return _with_tensors(rest, tensors)
+    return _with_tensors(others, tensors)
 
 
 def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        while path in tensors:  # two keys of which one has the separator in it, or is a number
+        while path in tensors:  # a key contains the separator, or is a number
             path += SEPARATOR
         tensors[path] = value
         return {"tensor": path}
@@ -93,7 +93,7 @@ def _without_tensors(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 def _check_key(key: Any) -> Any:
     if not isinstance(key, str | int):
-        raise UsageError(f"a state's key {key!r}: allowed are texts and whole numbers")
+        raise UsageError(f"key {key!r} of a state: allowed are texts and whole numbers")
     return key
 
 
@@ -108,7 +108,7 @@ def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
-    """Flush ``aside`` to the disk, give it its name, and remove all but the ``keep`` newest."""
+    """Flush ``staging`` to the disk, rename it to ``final``, remove all but the ``keep`` newest."""
     for file in staging.iterdir():
         _fsync(file)
     _fsync(staging)
@@ -118,7 +118,7 @@ def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
     staging.rename(final)
     _fsync(final.parent)
     shutil.rmtree(before, ignore_errors=True)
-    for path in sorted_checkpoints(final.parent)[:-keep]:
+    for path in superseded_checkpoints(final, keep):
         shutil.rmtree(path)
 
 
@@ -131,7 +131,6 @@ def _fsync(path: Path) -> None:
 
 
 def get_random_state() -> dict[str, Any]:
-    """The states of PyTorch's generators on this rank, which dropout draws from."""
     state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
@@ -139,21 +138,14 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Draw on from ``state``."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-# Keeping a training at the end of its epochs, and going on from what was kept, exactly.
-#
-# What is kept is all that the next epoch depends on: parameters and buffers, the optimizer, the
-# scale of fp16's losses, every rank's random state, and what every rank noted of its epochs.
-
-
 @dataclass(frozen=True)
 class TrainingState:
-    """The parts of a trainer that change while it trains."""
+    """The parts of a trainer that change during training."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -161,65 +153,61 @@ class TrainingState:
 
 
 class Checkpointer:
-    """Keeps nothing and goes on from nothing: training that is only measured."""
+    """Saves a training to the task's folder, which all ranks can read; to none for measurements.
 
-    def __init__(self, task: Task) -> None:
+    Rank 0 saves parameters, buffers, optimizer and loss scale; every rank its random state and its
+    samples, so that training resumes exactly.
+    """
+
+    def __init__(self, task: Task, state: TrainingState) -> None:
         self.task = task
-
-    def resume(self) -> RankSamples:
-        """Put back what was kept; returns what this rank had noted of the epochs until then."""
-        return RankSamples(rank=self.task.rank, device="")
-
-    def save(self, samples: RankSamples, step: int) -> None:
-        """Keep the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
-
-
-class FolderCheckpointer(Checkpointer):
-    """Keeps a training in a folder that all its ranks see."""
-
-    def __init__(self, task: Task, folder: Path, state: TrainingState) -> None:
-        super().__init__(task)
-        self._folder = folder
+        self._folder = None if task.checkpoint is None else Path(task.checkpoint)
         self._state = state
 
     def resume(self) -> RankSamples:
-        found = newest_checkpoint(self._folder)
-        if found is None:
-            return super().resume()
+        """Restore the newest readable checkpoint; return this rank's samples up to it."""
+        checkpoint = None if self._folder is None else newest_checkpoint(self._folder)
+        if self._folder is None or checkpoint is None:
+            return RankSamples(rank=self.task.rank, device="")
+        if self.task.rank == 0 and (skipped := skipped_checkpoints_warning(self._folder)):
+            warnings.warn(skipped, stacklevel=2)
         state = self._state
-        state.module.load_state_dict(read_part(found, "model"))
-        state.optimizer.load_state_dict(read_part(found, "optimizer"))
+        state.module.load_state_dict(read_part(checkpoint, "model"))
+        state.optimizer.load_state_dict(read_part(checkpoint, "optimizer"))
         _match_parameter_strides(state.optimizer)
-        state.scaler.load_state_dict(read_part(found, "scaler"))
-        own = read_part(found, f"rank-{self.task.rank}")
+        state.scaler.load_state_dict(read_part(checkpoint, "scaler"))
+        own = read_part(checkpoint, f"rank-{self.task.rank}")
         set_random_state(own["random"])
         return deserialize(RankSamples, own["samples"])
 
     def save(self, samples: RankSamples, step: int) -> None:
-        epoch = len(samples.epochs)
-        if epoch % self.task.checkpoint_every == 0 or epoch == self.task.plan.epochs:
-            self._write(samples, f"step-{step}")
+        """Save the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
+        epoch, task = len(samples.epochs), self.task
+        due = epoch % task.checkpoint_every == 0 or epoch == task.plan.epochs
+        if self._folder is not None and due:
+            self._write(samples, self._folder / f"step-{step}")
 
-    def _write(self, samples: RankSamples, name: str) -> None:
-        aside, main = self._folder / f".{name}.new", self.task.rank == 0
+    def _write(self, samples: RankSamples, final: Path) -> None:
+        staging, main = final.with_name(f".{final.name}.new"), self.task.rank == 0
         if main:
-            begin_checkpoint(aside)
+            begin_checkpoint(staging)
         barrier(self.task.world_size)
-        own = {"random": get_random_state(), "samples": serialize(_without_times(samples))}
-        write_part(aside, f"rank-{self.task.rank}", own)
+        untimed = dataclasses.replace(samples, first_step_ms=None, windows=(), step_ms=())
+        own = {"random": get_random_state(), "samples": serialize(untimed)}
+        write_part(staging, f"rank-{self.task.rank}", own)
         if main:
-            self._write_shared(aside, samples)
+            self._write_shared(staging, samples)
         barrier(self.task.world_size)
         if main:
-            commit_checkpoint(aside, self._folder / name, keep=1)
+            commit_checkpoint(staging, final, keep=1)
         barrier(self.task.world_size)
 
-    def _write_shared(self, aside: Path, samples: RankSamples) -> None:
+    def _write_shared(self, staging: Path, samples: RankSamples) -> None:
         task, state = self.task, self._state
-        write_part(aside, "model", state.module.state_dict())
-        write_part(aside, "optimizer", state.optimizer.state_dict())
-        write_part(aside, "scaler", state.scaler.state_dict())
-        trained = CheckpointMetadata(
+        write_part(staging, "model", state.module.state_dict())
+        write_part(staging, "optimizer", state.optimizer.state_dict())
+        write_part(staging, "scaler", state.scaler.state_dict())
+        metadata = CheckpointMetadata(
             cell=cell_id(
                 task.workload.for_checkpoints, task.plan, task.requested_variant, task.machine
             ),
@@ -227,26 +215,12 @@ class FolderCheckpointer(Checkpointer):
             plan=task.plan.to_dict(),
             epochs=samples.epochs,
         )
-        write_metadata(aside, trained)
-
-
-def build_checkpointer(task: Task, state: TrainingState) -> Checkpointer:
-    """What keeps the task's training."""
-    if task.checkpoint is None:
-        return Checkpointer(task)
-    return FolderCheckpointer(task, Path(task.checkpoint), state)
-
-
-def _without_times(samples: RankSamples) -> RankSamples:
-    return dataclasses.replace(samples, first_step_ms=None, windows=(), step_ms=())
+        write_metadata(staging, metadata)
 
 
 def _match_parameter_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give the optimizer's tensors their parameters' strides: kernels over lists want them alike.
-
-    A file holds them contiguous, whatever the layout of the plan.
-    """
-    for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
+    """Fused kernels need equal strides; files hold contiguous tensors."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

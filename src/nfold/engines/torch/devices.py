@@ -1,4 +1,4 @@
-"""The devices that one rank drives: opening them, fencing them, asking for their memory."""
+"""The devices that one rank drives: opening, synchronizing, memory, clock."""
 
 from __future__ import annotations
 
@@ -15,44 +15,40 @@ from nfold.engines.step_clock import HostClock, StepClock
 
 @dataclass(frozen=True)
 class Devices:
-    """``all`` has one device, or under nn.DataParallel every device; ``primary`` is its first."""
+    """``all`` has one device, or every device under nn.DataParallel; ``primary`` is the first."""
 
     all: tuple[torch.device, ...]
 
     @property
     def primary(self) -> torch.device:
-        """Where inputs go and where the loss is."""
         return self.all[0]
 
     @property
     def is_cuda(self) -> bool:
-        """Whether these are GPUs."""
         return self.primary.type == "cuda"
 
     def synchronize(self) -> None:
-        """Wait for everything that was queued on the devices."""
         if self.is_cuda:
             for device in self.all:
                 torch.cuda.synchronize(device)
 
     def peak_memory_bytes(self) -> int:
-        """The most that PyTorch's allocator held on the fullest device; on CPU, peak RSS."""
+        """Return the peak of PyTorch's allocator on the fullest GPU; on CPU, peak RSS."""
         if self.is_cuda:
             return max(torch.cuda.max_memory_reserved(device) for device in self.all)
         return machine.peak_resident_bytes()
 
     def reserved_memory_bytes(self) -> int | None:
-        """The most that PyTorch's allocator took from the fullest GPU; None on CPU devices."""
+        """Return the peak that PyTorch's allocator reserved on the fullest GPU; None on CPU."""
         return self.peak_memory_bytes() if self.is_cuda else None
 
     def allocator_retries(self) -> int:
-        """How often PyTorch's allocator gave back what it kept, because a GPU had no more."""
+        """Return how often PyTorch's allocator freed its cache because a GPU was full."""
         if not self.is_cuda:
             return 0
         return sum(torch.cuda.memory_stats(one).get("num_alloc_retries", 0) for one in self.all)
 
     def describe(self) -> str:
-        """For example ``cuda:1 NVIDIA H200`` or ``cpu:0``."""
         if not self.is_cuda:
             return str(self.primary)
         names = sorted({torch.cuda.get_device_name(device) for device in self.all})
@@ -60,37 +56,34 @@ class Devices:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that nobody holds; of a CPU device, what the host has available."""
+    """Return the free memory of a GPU, or the available memory of the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return machine.free_memory_bytes()
 
 
 def task_devices(task: Task) -> Devices:
-    """The devices of this rank, not yet touched: CUDA starts with their first use."""
+    """Return the devices of this rank. Does not touch them: CUDA starts with their first use."""
     if task.plan.device == "cpu":
         return Devices((torch.device("cpu"),))
-    if task.plan.strategy == "dp":
-        indices = range(task.plan.devices or 1)
-    else:
-        indices = range(task.local_rank, task.local_rank + 1)
+    all_devices = task.plan.strategy == "dp"
+    indices = range(task.plan.devices or 1) if all_devices else [task.local_rank]
     return Devices(tuple(torch.device("cuda", index) for index in indices))
 
 
 def current_devices() -> Devices:
-    """What somebody else's code in this process computes on: its current GPU, else the CPU."""
+    """Return the device that code in this process computes on: its current GPU, else the CPU."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return Devices((torch.device("cuda", torch.cuda.current_device()),))
     return Devices((torch.device("cpu"),))
 
 
 def open_devices(task: Task) -> Devices:
-    """The devices of this rank, made current; cuDNN may search for its fastest algorithms.
+    """Return the devices of this rank, made current, with cuDNN set up.
 
-    Not under nn.DataParallel: it starts new threads in every forward, and what cuDNN found is
-    kept per thread, so that it would search again in every step (210 ms a step on two H200s
-    for cnn10 at batch 128, docs/decisions/kernels-and-layout.md). By itself cuDNN tries ten algorithms and takes
-    the fastest; where kernels are tuned it tries all.
+    cuDNN searches for its fastest algorithms, by default among ten; among all if kernels are tuned.
+    Not under nn.DataParallel, which starts new threads in every forward: cuDNN caches results per
+    thread and would search in every step (docs/decisions/kernels-and-layout.md).
     """
     devices = task_devices(task)
     if devices.is_cuda:
@@ -104,8 +97,6 @@ def open_devices(task: Task) -> Devices:
 
 
 class DeviceClock:
-    """For GPUs: an event after each step, read after the window's closing fence."""
-
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self._pool: list[torch.cuda.Event] = []
@@ -114,7 +105,6 @@ class DeviceClock:
         self.ahead_s: float | None = None
 
     def start(self) -> float:
-        """Fence, then begin."""
         self._devices.synchronize()
         self._used = 0
         self._started = time.monotonic()
@@ -124,8 +114,7 @@ class DeviceClock:
     def mark(self) -> None:
         """Record an event on the current stream of the first device.
 
-        That need not be the process's current device: scripts drive ``cuda:1`` without
-        ``torch.cuda.set_device``.
+        It need not be the current device: scripts use ``cuda:1`` without ``torch.cuda.set_device``.
         """
         if self._used == len(self._pool):
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -135,15 +124,12 @@ class DeviceClock:
         self._marked = time.monotonic()
 
     def stop(self) -> tuple[float, list[float]]:
-        """Fence, then read the events."""
         self._devices.synchronize()
         now = time.monotonic()
         seconds, self.ahead_s = now - self._started, now - self._marked
-        events = self._pool[: self._used]
-        pairs = itertools.pairwise(events)
+        pairs = itertools.pairwise(self._pool[: self._used])
         return seconds, [before.elapsed_time(after) for before, after in pairs]
 
 
 def build_clock(devices: Devices) -> StepClock:
-    """The clock that suits the devices."""
     return DeviceClock(devices) if devices.is_cuda else HostClock()

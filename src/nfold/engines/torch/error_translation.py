@@ -1,4 +1,4 @@
-"""PyTorch's exceptions as nfold's, at the seam and nowhere else."""
+"""Translates PyTorch's exceptions into nfold's."""
 
 from __future__ import annotations
 
@@ -28,56 +28,50 @@ LOST_PEER_MESSAGES = (
 
 @contextmanager
 def translate_errors(peak_memory_bytes: Callable[[], int]) -> Iterator[None]:
-    """Raise OutOfMemory or Collateral for what PyTorch raises in their stead; pass the rest."""
+    """Raise OutOfMemory or Collateral instead of PyTorch's exceptions for them."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        told = translate_error(error, peak_memory_bytes)
-        if told is None:
+        translated = translate_error(error, peak_memory_bytes)
+        if translated is None:
             raise
-        raise told from error
+        raise translated from error
 
 
 def translate_error(
     error: BaseException, peak_memory_bytes: Callable[[], int]
 ) -> RunFailure | None:
-    """The error of nfold's that an exception stands for, or None where it is only itself."""
+    """Return nfold's error for an exception, or None."""
     if isinstance(error, MemoryError):
         return OutOfMemory("the host is out of memory")
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
+    first_line = text.strip().split("\n")[0][:200]
     if isinstance(error, torch.OutOfMemoryError) or any(
         sign in text for sign in OUT_OF_MEMORY_MESSAGES
     ):
-        held = peak_memory_bytes()
-        message = f"out of memory with {held / 2**30:.2f} GiB held: {_first_line(text)}"
-        return OutOfMemory(message, peak_memory_bytes=held)
+        peak = peak_memory_bytes()
+        message = f"out of memory at a peak of {peak / 2**30:.2f} GiB: {first_line}"
+        return OutOfMemory(message, peak_memory_bytes=peak)
     lost = isinstance(error, dist.DistNetworkError | dist.DistBackendError)
     if lost or any(sign in text.lower() for sign in LOST_PEER_MESSAGES):
-        return Collateral(f"another rank is gone: {_first_line(text)}")
+        return Collateral(f"another rank has ended: {first_line}")
     return None
 
 
 def translate_chained_error(
     error: BaseException, peak_memory_bytes: Callable[[], int]
 ) -> RunFailure | None:
-    """What the error, or one that it was raised from, means to nfold, or None.
+    """Return nfold's error for an exception or one of its causes, or None.
 
-    A script may wrap what PyTorch raised; a lost rank stays a lost rank.
+    A script may raise an exception of its own from PyTorch's.
     """
-    found = (translate_error(one, peak_memory_bytes) for one in _error_chain(error))
-    return next((one for one in found if one is not None), None)
-
-
-def _error_chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    following: BaseException | None = error
-    while following is not None and following not in found:
-        found.append(following)
-        following = following.__cause__ or following.__context__
-    return found
-
-
-def _first_line(text: str) -> str:
-    return text.strip().split("\n")[0][:200]
+    visited: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in visited:
+        if translated := translate_error(current, peak_memory_bytes):
+            return translated
+        visited.append(current)
+        current = current.__cause__ or current.__context__
+    return None

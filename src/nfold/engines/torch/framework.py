@@ -1,4 +1,4 @@
-"""PyTorch behind the seam. Imports no torch: what it cannot do is known without it."""
+"""PyTorch as a framework. Imports no torch: plan rules do not need it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from nfold.workloads import info, is_operation
 from nfold.workloads.workload_info import WorkloadInfo
 
 GPU_DECODER_PACKAGE = "torchvision, which brings nvJPEG,"
+# What this framework cannot do, each with its message.
 TORCH_PLAN_RULES: tuple[Rule, ...] = (
     (
         lambda plan: plan.step == "graph",
@@ -49,12 +50,12 @@ TORCH_PLAN_RULES: tuple[Rule, ...] = (
             plan.steps_per_execution > 1
             and ("captured" not in str(plan.step) or plan.input != "resident")
         ),
-        "torch makes several steps a call as one CUDA graph over resident data; next: --step "
+        "torch runs several steps per call as one CUDA graph over resident data; next: --step "
         "captured --input resident",
     ),
     (
         lambda plan: plan.allocation != "default",
-        "torch takes memory as it needs it already: next: leave out --allocation",
+        "torch already allocates memory on demand; next: omit --allocation",
     ),
     (
         lambda plan: "captured" in str(plan.step) and plan.device == "cpu",
@@ -79,11 +80,11 @@ TORCH_PLAN_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: plan.decode == "device" and plan.augment == "cpu",
-        "images that are decoded on the device are augmented there; next: --augment device",
+        "images decoded on the device are augmented on the device; next: --augment device",
     ),
     (
         lambda plan: plan.decode == "device" and plan.device == "cpu",
-        "decoding on the device is nvJPEG's work: it needs a GPU; next: --decode cpu",
+        "decoding on the device uses nvJPEG, which needs a GPU; next: --decode cpu",
     ),
     (
         lambda plan: plan.decode == "device" and plan.cache == "decoded",
@@ -91,11 +92,11 @@ TORCH_PLAN_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: plan.decode == "device" and plan.input == "resident",
-        "resident photographs are decoded once, by the host; next: --decode cpu",
+        "resident photographs are decoded once, on the host; next: --decode cpu",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.exchange != "fp32",
-        "nn.DataParallel adds gradients up on one device: there is no exchange to compress",
+        "nn.DataParallel sums gradients on one device: there is no exchange to compress",
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.batch_norm == "synchronised",
@@ -104,33 +105,32 @@ TORCH_PLAN_RULES: tuple[Rule, ...] = (
     ),
     (
         lambda plan: plan.strategy == "dp" and plan.device == "cpu",
-        "nn.DataParallel drives several GPUs from one process; CPU devices are processes: use ddp",
+        "nn.DataParallel needs GPUs; CPU devices are processes; next: --strategy ddp",
     ),
     (
         lambda plan: plan.strategy == "ddp" and plan.exchange == "bf16" and plan.device == "cpu",
-        "DistributedDataParallel compresses on GPUs only; --strategy nfold does on CPU devices too",
+        "DistributedDataParallel compresses on GPUs only; next: --strategy nfold",
     ),
     *PRECISION_RULES,
     MIN_BATCH_RULE,
 )
-"""What this framework cannot do, each with the reason that a user reads."""
 
 
 def _image_file_reason(info: WorkloadInfo, plan: Plan) -> str | None:
-    missing = plan.decode == "device" and not has_gpu_decoder()
-    found = image_file_refusal(info, plan)
-    return found or (
-        f"{GPU_DECODER_PACKAGE} is not installed; next: --decode cpu" if missing else None
-    )
+    if reason := image_file_refusal(info, plan):
+        return reason
+    if plan.decode == "device" and not has_gpu_decoder():
+        return f"{GPU_DECODER_PACKAGE} is not installed; next: --decode cpu"
+    return None
 
 
 def has_gpu_decoder() -> bool:
-    """Whether torchvision is there; whether it was built with nvJPEG is seen in the rank."""
+    """Return whether torchvision is installed; the rank checks whether it has nvJPEG."""
     return find_spec("torchvision") is not None
 
 
 class TorchFramework(Framework):
-    """PyTorch on CUDA and CPU devices: one process a device, or one for all (nn.DataParallel)."""
+    """PyTorch on CUDA and CPU devices: a process per device, or one for all (nn.DataParallel)."""
 
     name: ClassVar[str] = "torch"
 
@@ -138,8 +138,8 @@ class TorchFramework(Framework):
         if workload.script:
             return None
         broken = first_broken_rule(TORCH_PLAN_RULES, plan)
-        known = info(workload.name)
-        return broken or _image_file_reason(known, plan) or known.unsupported(plan)
+        workload_info = info(workload.name)
+        return broken or _image_file_reason(workload_info, plan) or workload_info.unsupported(plan)
 
     def refusal_reason(self, variant: Variant, workload: Workload, plan: Plan) -> str | None:
         refuse = script_refusal if workload.script else workload_refusal

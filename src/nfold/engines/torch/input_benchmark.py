@@ -1,9 +1,9 @@
-"""Measures what a machine does with the image files of a plan: a process that the parent asks.
+"""Measures the rates at which this machine reads the image files of a plan, in a process of its own.
 
-    python -m nfold.engines.torch.input_benchmark
+python -m nfold.engines.torch.input_benchmark
 
 reads a task as JSON and prints one JSON object, ``InputRates`` or ``{"error": ...}``. Workers are
-measured before CUDA is touched: they are forks, as a loader's are.
+measured before CUDA starts: they are forks, as a loader's are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from statistics import median
@@ -45,18 +43,16 @@ from nfold.engines.torch.trainer import train
 
 WINDOW_COUNT = 5
 WINDOW_S = 0.12
-WORKER_BATCH = 8
-"""Photographs of one call of a worker."""
+WORKER_BATCH = 8  # photographs per call of a worker
 KEY_COUNT = 64
-MAX_DEVICE_BATCH = 128
-"""Photographs that nvJPEG gets at once, and that a device trains on."""
+MAX_DEVICE_BATCH = 128  # photographs per call of nvJPEG, and per training step
 START_TIMEOUT_S = 60.0
+# steps of the device's own rate; a captured step is recorded during warm-up
 DEVICE_STEPS, DEVICE_WARMUP_STEPS = 8, 6
-"""Of the device's own rate; a step becomes a graph, if it does, while it warms up."""
 
 
 def measure_rates(task: Task) -> InputRates:
-    """The rates of a task's plan, whose ``decode`` is cpu, on the machine's first device."""
+    """Return the rates of a task's plan, whose ``decode`` is cpu, on the first device."""
     size = workloads.parameters(task.workload)["size"]
     part = load_photographs(task.plan, workloads.parameters(task.workload)).train
     number = max(1, task.machine.cores - max(1, len(task.machine.gpus)))
@@ -69,24 +65,22 @@ def measure_rates(task: Task) -> InputRates:
 
 
 def random_keys(files: int, batch_size: int) -> list[BatchKey]:
-    """Keys of random photographs."""
     draw = np.random.default_rng(0)
     ids = draw.integers(files, size=(KEY_COUNT, batch_size))
     return [BatchKey(0, each, batch_size, batch_size) for each in ids]
 
 
 def measure_worker(batches: Dataset[Batch], files: int, number: int) -> ImageRate:
-    """What one of ``number`` processes makes while all are at work."""
+    """Return the images per second of one of ``number`` worker processes, all busy."""
     context = multiprocessing.get_context("fork")
     ready, answers = context.Barrier(number), context.SimpleQueue()
-    given = (batches, random_keys(files, WORKER_BATCH), ready, answers)
-    forks = [context.Process(target=_worker_main, args=given, daemon=True) for _ in range(number)]
-    for fork in forks:
-        fork.start()
-    found = [answers.get() for _ in forks]
-    if not all(found):
-        raise MachineUnfit("a worker that was to be measured has failed")
-    counts = np.sum(found, axis=0)
+    arguments = (batches, random_keys(files, WORKER_BATCH), ready, answers)
+    for _ in range(number):
+        context.Process(target=_worker_main, args=arguments, daemon=True).start()
+    counts_by_worker = [answers.get() for _ in range(number)]
+    if not all(counts_by_worker):
+        raise MachineUnfit("a measured worker process failed")
+    counts = np.sum(counts_by_worker, axis=0)
     return _summarize([float(count) / WINDOW_S / number for count in counts])
 
 
@@ -95,13 +89,13 @@ def _worker_main(
 ) -> None:
     die_with_parent()
     torch.set_num_threads(1)
-    made: list[float] = []
+    counts: list[float] = []
     try:
         batches[keys[0]]
         ready.wait(START_TIMEOUT_S)
-        made = _images_per_window(batches, keys)
+        counts = _images_per_window(batches, keys)
     finally:
-        answers.put(made)
+        answers.put(counts)
 
 
 def _images_per_window(batches: Dataset[Batch], keys: list[BatchKey]) -> list[float]:
@@ -117,29 +111,26 @@ def _images_per_window(batches: Dataset[Batch], keys: list[BatchKey]) -> list[fl
 
 
 def measure_decoder(part: PackedJpegs, task: Task, size: int, batch_size: int) -> ImageRate | None:
-    """What nvJPEG makes of files on one GPU, boxes cut out; None where there is none."""
+    """Return the images per second of nvJPEG with cropping, on one GPU; None without it."""
     device = torch.device("cuda", 0)
     files = JpegBatches(part, task, size)
-    given = [
-        files[key].pin_memory() for key in random_keys(len(part), batch_size)[: WINDOW_COUNT + 1]
-    ]
+    keys = random_keys(len(part), batch_size)[: WINDOW_COUNT + 1]
+    batches = [files[key].pin_memory() for key in keys]
+    seconds = []
     try:
-        land = NvjpegTransfer(size, torchvision_decoder())
-        seconds = [_time_call(partial(land, batch, device)) for batch in given]
+        transfer = NvjpegTransfer(size, torchvision_decoder())
+        for batch in batches:
+            started = time.monotonic()
+            transfer(batch, device)
+            torch.cuda.synchronize()
+            seconds.append(time.monotonic() - started)
     except (NfoldError, RuntimeError):
         return None
     return _summarize([batch_size / each for each in seconds[1:]])
 
 
-def _time_call(act: Callable[[], object]) -> float:
-    started = time.monotonic()
-    act()
-    torch.cuda.synchronize()
-    return time.monotonic() - started
-
-
 def measure_device(task: Task, share: int) -> float | None:
-    """What one device trains on when its images lie there; None where that does not fit."""
+    """Return the samples per second of training on resident images; None if they do not fit."""
     plan = task.plan.edit(
         devices=1,
         strategy="single",
@@ -151,14 +142,14 @@ def measure_device(task: Task, share: int) -> float | None:
         steps=DEVICE_STEPS,
         warmup_steps=DEVICE_WARMUP_STEPS,
     )
-    alone = Task(
+    one_device = Task(
         workload=task.workload,
         plan=plan,
         machine=task.machine,
         requested_variant=Variant(input="resident"),
     )
     try:
-        windows = train(alone, Observer()).windows
+        windows = train(one_device, Observer()).windows
     except (NfoldError, RuntimeError):
         return None
     return median(window.samples / window.seconds for window in windows)
@@ -168,19 +159,17 @@ def _summarize(found: list[float]) -> ImageRate:
     return ImageRate(value=median(found), low=min(found), high=max(found))
 
 
-def _handle_request(text: str) -> Any:
-    try:
-        return serialize(measure_rates(deserialize(Task, json.loads(text))))
-    except NfoldError as error:
-        return {"error": str(error)}
-
-
 def main() -> None:
-    """Entry of the process: its standard output is for the JSON object alone."""
+    """Run the process. Its standard output is for the JSON object only."""
     die_with_parent()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer.write(json.dumps(_handle_request(sys.stdin.read())))
+    reply: Any
+    try:
+        reply = serialize(measure_rates(deserialize(Task, json.load(sys.stdin))))
+    except NfoldError as error:
+        reply = {"error": str(error)}
+    answer.write(json.dumps(reply))
     answer.close()
 
 

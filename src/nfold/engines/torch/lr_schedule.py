@@ -1,4 +1,4 @@
-"""The learning rate of a built-in workload while it trains: fixed, or one cycle up and down."""
+"""Learning rates: constant or one cycle for built-in workloads, the linear scaling rule for users."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from nfold.engines.torch.step.cuda_graph import make_capturable
 
 
 class ConstantLearningRate:
-    """The rate that the optimizer has."""
+    """Keeps the learning rate of the optimizer."""
 
     def set_step(self, step: int) -> None:
-        """Nothing changes."""
+        """Set the learning rate of a step."""
 
     def step_rates(self, _first: int, _steps: int) -> Tensor:
-        """What ``take`` needs in so many steps: nothing."""
+        """Return the rates of ``steps`` steps from step ``first`` on, for ``load_rate``."""
         return torch.empty(0)
 
     def load_rate(self, rates: Tensor, step: int) -> None:
-        """Nothing changes."""
+        """Set the rate of step ``step`` of ``rates``."""
 
 
 class OneCycleLearningRate(ConstantLearningRate):
-    """Fills the rate in before every step, where a captured step reads it too.
+    """Fills the rate into a tensor before every step; a captured step reads it.
 
-    A checkpoint brings a rate of its own, on the host, which moves to the device first.
+    A checkpoint restores the rate on the host: it moves to the device first.
     """
 
     def __init__(
@@ -67,11 +67,20 @@ class OneCycleLearningRate(ConstantLearningRate):
 def linear_scaling_rule(
     optimizer: Optimizer, *, batch: int, base_batch: int, warmup_steps: int
 ) -> LambdaLR:
-    """A schedule that raises the learning rate by ``batch / base_batch``; step it once a step.
+    """Return a schedule that raises the learning rate by ``batch / base_batch``.
 
     It begins at the optimizer's own rate, which suits ``base_batch``, and rises linearly over
-    ``warmup_steps`` (P. Goyal and others, Accurate, Large Minibatch SGD, arXiv:1706.02677,
-    2017). It changes training: nfold never applies it by itself.
+    ``warmup_steps`` (P. Goyal and others, Accurate, Large Minibatch SGD, arXiv:1706.02677, 2017).
+    Step it after each optimizer step. nfold never applies it by itself, because it changes training.
+
+    Args:
+        optimizer: The optimizer whose rate changes.
+        batch: Samples of one step over all devices.
+        base_batch: Samples of a step that the optimizer's rate was chosen for.
+        warmup_steps: Steps until the full rate; 0 for none.
+
+    Raises:
+        UsageError: ``batch`` or ``base_batch`` is below 1, or ``warmup_steps`` below 0.
     """
     for name, value in (("batch", batch), ("base_batch", base_batch)):
         if value < 1:
@@ -89,9 +98,9 @@ def linear_scaling_rule(
 def intercept_steps(
     schedule: LRScheduler, handle_step: Callable[[Callable[[], None]], None]
 ) -> None:
-    """Have every ``step`` of a schedule hand to ``change`` what it would do.
+    """Pass every ``step`` of a schedule to ``handle_step`` as a function.
 
-    Its class is changed, not the object: what an object holds goes into its checkpoint.
+    Changes the class, not the object: attributes of the object go into its checkpoint.
     """
     original = type(schedule)
 

@@ -1,4 +1,4 @@
-"""Values of any form, with tensors inside tuples, lists and dictionaries."""
+"""Tensors inside tuples, lists and dictionaries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed; what holds no tensor is left as it is."""
+    """Return the same structure with every tensor changed; other values are not copied."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
-        data, batch_sizes, *orders = value  # sizes are the host's, wherever the data are
+        data, batch_sizes, *orders = value  # sizes stay on the host
         return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, change) for item in value))
@@ -31,19 +31,30 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+def collect_tensors(value: Any) -> list[Tensor]:
+    """Return the tensors that ``map_tensors`` would change, in order."""
+    tensors: list[Tensor] = []
+
+    def collect(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(value, collect)
+    return tensors
+
+
 @dataclass(frozen=True)
 class TensorTree:
-    """A nested value with its tensors taken out; equal where only the tensors differ.
+    """A nested value without its tensors; equal for values that differ only in their tensors.
 
-    ``kind`` is what holds the ``parts``: a type, or a dictionary's names. A leaf has no parts:
-    its kind is TENSOR, or the value itself.
+    ``kind`` is a type, or the keys of a dictionary. A leaf has no children: its kind is TENSOR, or a
+    ConstantLeaf.
     """
 
     kind: Hashable
     children: tuple[TensorTree, ...] | None = None
 
     def fill(self, tensors: Iterator[Tensor]) -> Any:
-        """The value with these tensors in the places of its own."""
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
@@ -55,20 +66,18 @@ class TensorTree:
 
 @dataclass(frozen=True)
 class DictKeys:
-    """The names of a dictionary, in order."""
-
     keys: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
 class ConstantLeaf:
-    """A value that is no tensor: plain ones are compared, all others are themselves alone."""
+    """A value that is no tensor: numbers and texts are compared, others by identity."""
 
     value: Any = field(compare=False)
 
     def _key(self) -> Hashable:
-        plain = isinstance(self.value, int | float | str | bytes | type(None))
-        return (type(self.value), self.value) if plain else id(self.value)
+        comparable = isinstance(self.value, int | float | str | bytes | type(None))
+        return (type(self.value), self.value) if comparable else id(self.value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConstantLeaf) and self._key() == other._key()
@@ -81,10 +90,10 @@ TENSOR = "a tensor"
 
 
 def flatten_tensors(value: Any) -> tuple[tuple[Tensor, ...], TensorTree]:
-    """The tensors of a nested value, in order, and what is left without them."""
+    """Return the tensors of a nested value, in order, and its structure."""
     tensors: list[Tensor] = []
-    form = _tensor_tree(value, tensors)
-    return tuple(tensors), form
+    tree = _tensor_tree(value, tensors)
+    return tuple(tensors), tree
 
 
 def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:

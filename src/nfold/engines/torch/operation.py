@@ -14,12 +14,12 @@ from nfold.engines.torch.error_translation import translate_errors
 
 
 def run_operation(task: Task, observer: Observer) -> RankSamples:
-    """Run one rank of an operation; raises OutOfMemory, Collateral or Mismatch.
+    """Run one rank of an operation. Raises OutOfMemory, Collateral or Mismatch.
 
-    A process that needs no process group leaves CUDA alone until the first call, which times
-    CUDA's start too.
+    Without a process group CUDA starts in the first call, which is timed with it.
     """
-    devices = task_devices(task) if task.world_size == 1 and _on_gpu(task) else open_devices(task)
+    lazy = task.world_size == 1 and task.plan.device == "cuda"
+    devices = task_devices(task) if lazy else open_devices(task)
     definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.torch")
 
     def beat(done: int, planned: int) -> None:
@@ -47,7 +47,3 @@ def run_operation(task: Task, observer: Observer) -> RankSamples:
         parts=result.parts,
         peak_memory_bytes=result.peak_memory_bytes,
     )
-
-
-def _on_gpu(task: Task) -> bool:
-    return task.plan.device == "cuda"

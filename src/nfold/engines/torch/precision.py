@@ -15,7 +15,7 @@ AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float1
 
 
 class Precision:
-    """Casts the forward pass and steps the optimizer as one precision needs it."""
+    """Casts the forward pass and steps the optimizer for one precision."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         allow_tf32 = name == "tf32"
@@ -26,18 +26,18 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
 
     def forward(self) -> AbstractContextManager[None]:
-        """The context of a forward pass; fp32 and tf32 need none and get a disabled one."""
+        """Return the autocast context of a forward pass, disabled for fp32 and tf32."""
         return torch.autocast(self._device, dtype=self._dtype, enabled=self._dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the loss's gradients to those that are there; under fp16 they are scaled."""
+        """Add the loss's gradients to the existing ones; under fp16 they are scaled."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step and clear the gradients; under fp16 a step whose gradients overflowed is skipped.
+        """Step and clear the gradients; under fp16 a step with overflowed gradients is skipped.
 
-        With a fused optimizer the host does not wait: the device reads whether they did, and
-        moves the scale, so that a graph can hold all of it.
+        With a fused optimizer the device checks for overflow and adapts the scale: the host does
+        not wait, and a CUDA graph can hold it.
         """
         self.scaler.step(optimizer)
         self.scaler.update()
@@ -45,15 +45,14 @@ class Precision:
 
 
 INITIAL_SCALE = 2.0**16
-GROWTH_INTERVAL = 2000
-"""Steps without an overflow after which the scale is doubled."""
+GROWTH_INTERVAL = 2000  # steps without an overflow after which the scale is doubled
 
 
 class LossScale:
-    """Scales a loss before backward, and gradients back after it.
+    """Scales a loss before backward, and its gradients back afterwards.
 
-    A step whose gradients overflowed keeps none, so that an optimizer leaves every parameter as
-    it is. Every rank sees the exchanged gradients and decides the same.
+    Overflowed gradients are set to None, so that an optimizer skips every parameter. Every rank sees
+    the exchanged gradients and decides the same.
     """
 
     def __init__(self) -> None:
@@ -63,9 +62,9 @@ class LossScale:
         self._stepped: dict[torch.optim.Optimizer, int] = {}
 
     def backward(self, loss: Tensor, parameters: Iterable[nn.Parameter]) -> None:
-        """``loss.backward()``; afterwards gradients are those of the loss itself, or None.
+        """Call ``loss.backward()``; gradients are those of the loss itself, or None.
 
-        Gradients of an earlier backward are scaled first, so that those of both add up.
+        Gradients of an earlier backward are scaled first, so that both add up.
         """
         parameters = list(parameters)
         earlier = _gradients(parameters)
@@ -73,29 +72,21 @@ class LossScale:
             torch._foreach_mul_(earlier, self.scale)
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
         self._backwards += 1
-        self._unscale(parameters)
-
-    def _unscale(self, parameters: list[nn.Parameter]) -> None:
         gradients = _gradients(parameters)
         if not gradients:
             return
-        finite = bool(torch.nn.utils.get_total_norm(gradients).isfinite())
-        if finite:
-            torch._foreach_mul_(gradients, 1 / self.scale)
-        else:
+        if not torch.nn.utils.get_total_norm(gradients).isfinite():
             for parameter in parameters:
                 parameter.grad = None
-        self._adapt(finite)
-
-    def _adapt(self, finite: bool) -> None:
-        self.good_steps = self.good_steps + 1 if finite else 0
-        if not finite:
-            self.scale /= 2
-        elif self.good_steps == GROWTH_INTERVAL:
+            self.scale, self.good_steps = self.scale / 2, 0
+            return
+        torch._foreach_mul_(gradients, 1 / self.scale)
+        self.good_steps += 1
+        if self.good_steps == GROWTH_INTERVAL:
             self.scale, self.good_steps = self.scale * 2, 0
 
     def require_scaled_backward(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse a step of ``optimizer`` without a scaled backward since its last one."""
+        """Raise UsageError for a step of ``optimizer`` without a scaled backward before it."""
         optimizer.register_step_pre_hook(self._check)
 
     def _check(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -107,11 +98,9 @@ class LossScale:
             )
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
         return {"scale": self.scale, "good_steps": self.good_steps}
 
     def load(self, state: dict[str, float]) -> None:
-        """Go on from ``state``."""
         self.scale, self.good_steps = state["scale"], int(state["good_steps"])
 
 

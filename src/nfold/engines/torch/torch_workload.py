@@ -1,7 +1,4 @@
-"""What is trained, apart from how: the data, the model, its loss and its optimizer.
-
-Of a built-in workload its folder says it; of a user's own, the function that it names.
-"""
+"""The data, model, loss and optimizer of a workload: built in, or from a user's function."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 
 from nfold import workloads
 from nfold.core.errors import UsageError
-from nfold.data.arrays import Array, DataSetArrays, channel_statistics
+from nfold.data.arrays import DataSetArrays, channel_statistics
 from nfold.data.photographs import PhotographSet
 from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import load_builtin_samples
@@ -27,19 +24,17 @@ from nfold.engines.torch.input.batch_source import Operations
 from nfold.workloads import torch_networks as torch_workloads
 from nfold.workloads import user_workload
 
-EVALUATION_BATCH = 500
-"""Test samples in one forward pass of a built-in workload."""
-COMPARED_SAMPLES = 64
-"""Samples that ranks compare, evenly spaced over all."""
+EVALUATION_BATCH = 500  # test samples per forward pass of a built-in workload
+COMPARED_SAMPLES = 64  # samples that ranks compare, evenly spaced
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchWorkload:
-    """A workload in PyTorch. ``model`` has the weights that every rank begins with.
+    """A workload in PyTorch. ``model`` has the initial weights of every rank.
 
-    ``optimizer`` is called with the model on its device. ``peak`` is the learning rate's in one
-    cycle, 0: fixed. An evaluation takes ``at_once`` samples in a forward pass. ``photographs``
-    are the samples where these are files; ``arrays`` then has their labels and no image.
+    ``optimizer`` is called with the model on its device. ``peak_lr`` is the peak of the one-cycle
+    schedule; 0 keeps the learning rate constant. An evaluation takes ``evaluation_batch`` samples per
+    forward pass. ``photographs`` are samples in files: ``arrays`` then holds their labels, no images.
     """
 
     arrays: DataSetArrays
@@ -53,7 +48,7 @@ class TorchWorkload:
 
 
 def load_workload(task: Task) -> TorchWorkload:
-    """What the task trains, the same on every rank: random state is seeded before it is made."""
+    """Return the task's workload, equal on every rank: random state is seeded first."""
     return _load_builtin(task) if task.workload.function_reference is None else _load_own(task)
 
 
@@ -79,13 +74,13 @@ def _load_own(task: Task) -> TorchWorkload:
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    found = user_workload.call_user_workload(task.workload)
-    training = found.training
+    workload = user_workload.call_user_workload(task.workload)
+    training = workload.training
     if not isinstance(training.model, nn.Module):
         kind = type(training.model).__name__
         raise UsageError(f"{task.workload}: model is {kind}; allowed is a torch.nn.Module")
     return TorchWorkload(
-        arrays=_own_arrays(found, task.workload.name),
+        arrays=_own_arrays(workload, task.workload.name),
         operations=training.augmentation,
         model=training.model,
         optimizer=partial(_build_optimizer, training.optimizer),
@@ -109,40 +104,38 @@ def _own_arrays(workload: user_workload.UserWorkload, name: str) -> DataSetArray
     )
 
 
-def _build_optimizer(make: Callable[[Any], Any], model: nn.Module) -> torch.optim.Optimizer:
-    made = make(model)
-    if not isinstance(made, torch.optim.Optimizer):
+def _build_optimizer(build: Callable[[Any], Any], model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = build(model)
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
-            f"optimizer made {type(made).__name__}; allowed is a torch.optim.Optimizer"
+            f"optimizer returned {type(optimizer).__name__}; allowed is a torch.optim.Optimizer"
         )
-    return made
+    return optimizer
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in float32: classes as whole numbers, or probabilities [n, classes]."""
-    whole = not (targets.is_floating_point() or targets.is_complex())
-    return torch_workloads.cross_entropy(outputs, targets.long() if whole else targets)
+    """Return the mean cross entropy in float32 of class numbers [n] or probabilities [n, classes]."""
+    classes = not (targets.is_floating_point() or targets.is_complex())
+    return torch_workloads.cross_entropy(outputs, targets.long() if classes else targets)
 
 
 def _mean_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Tensor) -> Tensor:
-    found = loss(outputs, targets)
-    if not isinstance(found, Tensor) or found.dim():
-        form = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UsageError(f"loss returned {form}; allowed is the mean over the samples, a tensor []")
-    return found
+    value = loss(outputs, targets)
+    if not isinstance(value, Tensor) or value.dim():
+        kind = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UsageError(f"loss returned {kind}; allowed is the mean over the samples, a tensor []")
+    return value
 
 
 def check_ranks_agree(workload: TorchWorkload, task: Task, device: torch.device) -> None:
-    """UsageError where ranks have made different data or weights of a user's own workload."""
+    """Raise UsageError if ranks made different data or weights of a user's own workload."""
     if task.world_size == 1 or task.workload.function_reference is None:
         return
     digest = hashlib.sha256()
-    for array in (
-        workload.arrays.train_images,
-        workload.arrays.train_labels,
-        workload.arrays.test_images,
-    ):
-        digest.update(_rows_to_bytes(array))
+    arrays = workload.arrays
+    for array in (arrays.train_images, arrays.train_labels, arrays.test_images):
+        rows = np.linspace(0, len(array) - 1, min(len(array), COMPARED_SAMPLES)).astype(np.int64)
+        digest.update(repr(array.shape).encode() + np.ascontiguousarray(array[rows]).tobytes())
     for parameter in workload.model.parameters():
         digest.update(repr(parameter.detach().double().sum().item()).encode())
     number = int.from_bytes(digest.digest()[:7])
@@ -151,11 +144,6 @@ def check_ranks_agree(workload: TorchWorkload, task: Task, device: torch.device)
     highest, lowest = both.tolist()
     if highest != -lowest:
         raise UsageError(
-            f"{task.workload} made different data or weights on different ranks; next: seed "
-            "what it draws (nfold seeds torch, numpy.random and random before it calls it)"
+            f"{task.workload} made different data or weights on different ranks; next: seed its "
+            "random generators (nfold seeds torch, numpy.random and random before calling it)"
         )
-
-
-def _rows_to_bytes(array: Array) -> bytes:
-    rows = np.linspace(0, len(array) - 1, min(len(array), COMPARED_SAMPLES)).astype(np.int64)
-    return repr(array.shape).encode() + np.ascontiguousarray(array[rows]).tobytes()

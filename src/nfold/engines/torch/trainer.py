@@ -1,4 +1,4 @@
-"""How losses that PyTorch keeps on a device are read."""
+"""Training of a workload: one rank of one plan, from opening its devices to its samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from nfold.engines.torch.batch import (
     Tensors,
     split_micro_batches,
 )
-from nfold.engines.torch.checkpoint import TrainingState, build_checkpointer
+from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import parameter_checksum
 from nfold.engines.torch.devices import Devices, build_clock, open_devices
@@ -64,7 +64,7 @@ from nfold.engines.torch.variant_support import RankObserver, apply_variant
 
 
 def read_losses(tensors: Sequence[Tensor]) -> list[float]:
-    """One loss a step, [] of a call of one step and [n] of one of n, copied to the host at once."""
+    """Return one loss per step from losses [] or [n] of each call, copied to the host at once."""
     found: list[float] = torch.cat([losses.reshape(-1) for losses in tensors]).tolist()
     return found
 
@@ -78,10 +78,10 @@ def evaluate(
     task: Task,
     report: Callable[[], None],
 ) -> float | None:
-    """The share of test samples that the model classifies right, over all ranks.
+    """Return the fraction of test samples, over all ranks, that the model classifies correctly.
 
-    None without a test set, and where its targets are no classes [n] or the model's outputs no
-    scores [n, classes].
+    None without a test set, or if the targets are no classes [n] or the outputs no scores
+    [n, classes].
     """
     arrays = workload.arrays
     n = len(arrays.test_labels)
@@ -92,35 +92,26 @@ def evaluate(
     counts = torch.zeros(2, dtype=torch.int64, device=device)
     first, last = task.rank * n // task.world_size, (task.rank + 1) * n // task.world_size
     for start in range(first, last, workload.evaluation_batch):
-        chosen = slice(start, min(start + workload.evaluation_batch, last))
-        samples = torch.from_numpy(arrays.test_images[chosen].copy())
-        labels = torch.from_numpy(arrays.test_labels[chosen].copy()).to(device)
+        rows = slice(start, min(start + workload.evaluation_batch, last))
+        samples = torch.from_numpy(arrays.test_images[rows].copy())
+        labels = torch.from_numpy(arrays.test_labels[rows].copy()).to(device)
         with precision.forward():
             outputs = model(normalize(samples))
-        if _are_scores(outputs, len(labels)):
-            right = (outputs.argmax(dim=1) == labels).sum()
-            counts += torch.stack([right, torch.full_like(right, len(labels))])
+        if (
+            isinstance(outputs, Tensor)
+            and outputs.dim() == 2
+            and outputs.shape[1] > 1
+            and (len(outputs) == len(labels))
+        ):
+            correct = (outputs.argmax(dim=1) == labels).sum()
+            counts += torch.stack([correct, torch.full_like(correct, len(labels))])
         report()
-    right, scored = data_parallel.all_reduce_sum(counts, task.world_size).tolist()
-    return right / n if scored == n else None
-
-
-def _are_scores(outputs: Any, samples: int) -> bool:
-    return (
-        isinstance(outputs, Tensor)
-        and outputs.dim() == 2
-        and samples == len(outputs)
-        and (outputs.shape[1] > 1)
-    )
-
-
-# Experiments that take turns in one run of a workload: what they change, and when.
-#
-# The source of the batches brings them about: it is asked for the next batch between two steps.
+    correct, scored = data_parallel.all_reduce_sum(counts, task.world_size).tolist()
+    return correct / n if scored == n else None
 
 
 class VariantSwitch:
-    """Everything but the input that a turn changes in a training."""
+    """Changes everything of a training but its input between two variants."""
 
     def __init__(self, module: nn.Module, step: TrainingStep) -> None:
         self._batch_norm = batch_norm.BatchNormSwitch(module)
@@ -136,9 +127,10 @@ class VariantSwitch:
 
 
 class InterleavedSource:
-    """The batches of all turns: of each the input that it is to have, while the others stand still.
+    """Batches of an interleaved run, each slot with the input of its variant.
 
-    ``settled`` is called when the warm-up is over, before the first turn.
+    ``on_warmup_end`` is called before the first slot. Slots begin when the next batch is requested,
+    between two steps.
     """
 
     def __init__(
@@ -158,16 +150,8 @@ class InterleavedSource:
         self._on_warmup_end = on_warmup_end
         self._warmup = task_length(task).warmup
         self.epoch = source.epoch
-
-    @property
-    def data_bytes(self) -> int:
-        """Of all that stays on the device."""
-        return sum(source.data_bytes for source in (self._real, *self._replays.values()))
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        """Those of the real input."""
-        return self._real.notes
+        self.data_bytes = sum(one.data_bytes for one in (source, *self._replays.values()))
+        self.notes = source.notes
 
     def __len__(self) -> int:
         return len(self._real)
@@ -175,32 +159,24 @@ class InterleavedSource:
     def __iter__(self) -> Iterator[Batch]:
         self._real.epoch = self.epoch
         real = iter(self._real)
-        again = {kind: iter(source) for kind, source in self._replays.items()}
+        replays = {kind: iter(source) for kind, source in self._replays.items()}
         yield from islice(real, self._warmup)
         self._on_warmup_end()
-        made = self._warmup
+        done = self._warmup
         while not self._interleaver.is_finished:
-            steps = self._interleaver.begin_slot(made)
-            yield from islice(again.get(self._active_variant.current.input, real), steps)
-            made += steps
+            steps = self._interleaver.begin_slot(done)
+            yield from islice(replays.get(self._active_variant.current.input, real), steps)
+            done += steps
 
     def unpack(self, tensors: Tensors) -> InputSamples:
-        """As the real input's."""
         return self._real.unpack(tensors)
 
 
-# Training: one rank of one plan, from opening its devices to its samples.
-#
-# Observation wraps the step and is left out by passing nothing to observe with.
-
 LoadWorkload = Callable[[Task], TorchWorkload]
-"""What a task trains."""
 
 
 def train(task: Task, observer: Observer, load: LoadWorkload = load_workload) -> RankSamples:
-    """Run one rank to its end; raises OutOfMemory, Diverged or Collateral, or what the user's
-    own code raises.
-    """
+    """Run one rank to its end. Raises OutOfMemory, Diverged, Collateral, or the user's own errors."""
     own = apply_variant(task)
     devices = open_devices(own)
     with (
@@ -216,8 +192,6 @@ def train(task: Task, observer: Observer, load: LoadWorkload = load_workload) ->
 
 
 class Trainer:
-    """A model, its data and its step on this rank's devices."""
-
     def __init__(self, task: Task, devices: Devices, load: LoadWorkload = load_workload) -> None:
         self.task = task
         self.devices = devices
@@ -232,15 +206,16 @@ class Trainer:
         self._build_model()
 
     def _build_input(self) -> None:
-        made, task, devices = self.workload, self.task, self.devices
+        workload, task, devices = self.workload, self.task, self.devices
+        arrays, normalize = workload.arrays, self.normalize
         batches: BatchSource
-        if made.photographs is not None:
-            batches = build_image_source(made.photographs, made.arrays, task, devices)
-            self.prepare = build_image_preparation(made.arrays, task, self.normalize, devices)
+        if workload.photographs is not None:
+            batches = build_image_source(workload.photographs, arrays, task, devices)
+            self.prepare = build_image_preparation(arrays, task, normalize, devices)
         else:
-            operations = made.operations if task.variant.augmentation else ()
-            batches = build_source(made.arrays, task, operations, devices)
-            self.prepare = build_preparation(made.arrays, task, operations, self.normalize, devices)
+            operations = workload.operations if task.variant.augmentation else ()
+            batches = build_source(arrays, task, operations, devices)
+            self.prepare = build_preparation(arrays, task, operations, normalize, devices)
         self.source = batch_source.replay_source(batches, task, devices)
 
     def _build_model(self) -> None:
@@ -250,33 +225,40 @@ class Trainer:
         self._make_capturable()
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         plan, pieces = self.task.plan, split_module(self.module, self.task)
-        ledger = CurrentShare(self.task.world_size)
-        batch_norm.synchronize_batch_norm(self.module, plan, ledger)
+        current_share = CurrentShare(self.task.world_size)
+        batch_norm.synchronize_batch_norm(self.module, plan, current_share)
         use_im2col(self.module, plan)
         self.model = data_parallel.wrap_model(
             self.module,
             self.task,
             self.devices,
-            ledger,
+            current_share,
             self.optimizer,
             pieces,
             self.active_variant,
         )
-        way = ForwardPass(self.source.unpack, self.prepare, self.workload.loss, self.precision)
-        rare = usual = eager_forward(way, self.model)
+        forward_pass = ForwardPass(
+            self.source.unpack, self.prepare, self.workload.loss, self.precision
+        )
+        rare = usual = eager_forward(forward_pass, self.model)
         if "compiled" in cast(str, plan.step):
-            usual = compiled_forward(way, pieces, tuned=plan.kernels == "tuned")
+            usual = compiled_forward(forward_pass, pieces, tuned=plan.kernels == "tuned")
         largest = min(cast(int, plan.batch), len(self.workload.arrays.train_labels))
         usual_sizes = {part.rows for part in self._micro_batches(largest)}
-        turn = data_parallel.micro_batch_context(self.model, ledger)
-        self.lr_schedule = self._build_lr_schedule(self.workload.peak_lr)
+        context = data_parallel.micro_batch_context(self.model, current_share)
+        self.lr_schedule = ConstantLearningRate()
+        if peak := self.workload.peak_lr:
+            steps = (plan.epochs or 1) * len(self.source)
+            self.lr_schedule = OneCycleLearningRate(
+                self.optimizer, peak, steps, self.devices.primary
+            )
         update = EagerStep(
-            usual, rare, usual_sizes, self.precision, self.optimizer, turn, self.lr_schedule
+            usual, rare, usual_sizes, self.precision, self.optimizer, context, self.lr_schedule
         )
         self._step = build_step(
             cast(str, plan.step), update, self.lr_schedule, self.devices.primary
         )
-        self.checkpointer = build_checkpointer(
+        self.checkpointer = Checkpointer(
             self.task, TrainingState(self.module, self.optimizer, self.precision.scaler)
         )
         self._final_checksum: str | None = None
@@ -285,22 +267,13 @@ class Trainer:
         if self.task.workload.function_reference and "captured" in cast(str, self.task.plan.step):
             make_capturable(self.optimizer, self.devices.primary)
 
-    def _build_lr_schedule(self, peak: float) -> ConstantLearningRate:
-        steps = (self.task.plan.epochs or 1) * len(self.source)
-        return (
-            OneCycleLearningRate(self.optimizer, peak, steps, self.devices.primary)
-            if peak
-            else ConstantLearningRate()
-        )
-
     def step(self, batch: Batch) -> Tensor:
-        """One optimizer update; returns the mean loss over this rank's samples, not yet read."""
         return self._step(
             batch.tensors, self._epoch_tensor(batch.epoch), self._micro_batches(batch.global_count)
         )
 
     def run_steps(self, batches: BatchGroup, first_step: int) -> Tensor:
-        """One update for each batch, which are alike, from step number ``first`` on; losses."""
+        """Make one update for each of several equal batches from step ``first_step`` on; losses."""
         if len(batches) == 1:
             self.lr_schedule.set_step(first_step)
             return self.step(batches[0])
@@ -314,11 +287,9 @@ class Trainer:
         return split_micro_batches(samples, task.rank, task.world_size, task.plan.accumulate)
 
     def close(self) -> None:
-        """Give back what would keep the process group from ending."""
         self._step.close()
 
     def run(self, observer: Observer) -> RankSamples:
-        """All steps of the plan, observed."""
         earlier = self.checkpointer.resume()
         self._make_capturable()
         done, steps = len(earlier.epochs), len(self.source)
@@ -327,10 +298,11 @@ class Trainer:
             length = task_length(self.task)
         else:
             length = plan_length(self.task.plan, len(epochs) * steps, done * steps)
-        timer, device = build_clock(self.devices), self.devices.describe()
-        recorder = Recorder(self.task.rank, device, timer, observer, length, read_losses)
+        clock, device = build_clock(self.devices), self.devices.describe()
+        recorder = Recorder(self.task.rank, device, clock, observer, length, read_losses)
         recorder.resume_from(earlier)
-        self._interleave(recorder, observer)
+        if self.task.interleaved_variants:
+            self._interleave(recorder, observer)
         for epoch in epochs:
             self._run_epoch(epoch, recorder)
         return recorder.samples(
@@ -344,17 +316,14 @@ class Trainer:
         )
 
     def _interleave(self, recorder: Recorder[Tensor], observer: Observer) -> None:
-        if not self.task.interleaved_variants:
-            return
-        change = VariantSwitch(self.module, self._step)
-        turning = Interleaver(self.task, self.active_variant, recorder, observer, change)
-        self.source = InterleavedSource(
-            self.source,
+        task, active, switch = (
             self.task,
-            self.devices,
             self.active_variant,
-            turning,
-            self._record_checksum,
+            VariantSwitch(self.module, self._step),
+        )
+        interleaver = Interleaver(task, active, recorder, observer, switch)
+        self.source = InterleavedSource(
+            self.source, task, self.devices, active, interleaver, self._record_checksum
         )
 
     def _record_checksum(self) -> None:
@@ -367,10 +336,9 @@ class Trainer:
         started = time.monotonic()
         recorder.begin_epoch()
         number = epoch * len(self.source)
-        apart = max(0, WARM_UP_CALLS - recorder.steps)
-        for batches in group_batches(
-            self.source, self.task.plan.steps_per_execution, single_batches=apart
-        ):
+        single = max(0, WARM_UP_CALLS - recorder.steps)
+        group_size = self.task.plan.steps_per_execution
+        for batches in group_batches(self.source, group_size, single_batches=single):
             losses = self.run_steps(batches, number)
             hashes = sum(batch.sample_hash for batch in batches)
             recorder.record_steps(len(batches), batches[0].count, hashes, losses)

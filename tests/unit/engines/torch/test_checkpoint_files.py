@@ -1,7 +1,9 @@
-"""Checkpoints are whole or not there, hold no pickle, and say what is wrong with them."""
+"""Checkpoints: their parts, which is newest, which are removed, and damaged ones."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,11 @@ import pytest
 import torch
 
 from nfold.core.errors import DataCorrupt, UsageError
-from nfold.engines.checkpoint_folder import REPLACED_SUFFIX, newest_checkpoint
+from nfold.engines.checkpoint_folder import (
+    REPLACED_SUFFIX,
+    newest_checkpoint,
+    skipped_checkpoints_warning,
+)
 from nfold.engines.torch import checkpoint as files
 
 
@@ -17,6 +23,7 @@ def put(folder: Path, step: int, value: int, keep: int = 2) -> Path:
     aside, final = folder / ".new", folder / f"step-{step}"
     files.begin_checkpoint(aside)
     files.write_part(aside, "part", {"value": value})
+    files.write_part(aside, "progress", {"parts": ["part"], "ranks": 0})
     files.commit_checkpoint(aside, final, keep)
     return final
 
@@ -43,8 +50,8 @@ def test_keys_that_read_the_same_keep_their_own_tensors(tmp_path: Path) -> None:
     assert files.read_part(tmp_path, "part") == values
 
 
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the state of part cannot be kept"):
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the state of part cannot be saved"):
         files.write_part(tmp_path, "part", {"function": print})
 
 
@@ -84,7 +91,34 @@ def test_a_damaged_one_names_its_file(tmp_path: Path) -> None:
         files.read_part(final, "part")
 
 
-def test_draws_go_on_from_a_kept_state() -> None:
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda folder: [path.unlink() for path in folder.iterdir()],
+    "missing part": lambda folder: [path.unlink() for path in folder.glob("part.*")],
+    "missing tensors": lambda folder: (folder / "part.safetensors").unlink(),
+    "truncated tensors": lambda folder: os.truncate(folder / "part.safetensors", 20),
+    "truncated text": lambda folder: os.truncate(folder / "part.json", 3),
+    "empty files": lambda folder: [os.truncate(path, 0) for path in folder.iterdir()],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_skipped_and_readable_ones_stay(
+    tmp_path: Path, damage: str
+) -> None:
+    good = put(tmp_path, 3, 3)
+    DAMAGE[damage](put(tmp_path, 9, 9))
+    assert newest_checkpoint(tmp_path) == good
+    assert "step-9 cannot be read; resuming from step-3" in str(
+        skipped_checkpoints_warning(tmp_path)
+    )
+    put(tmp_path, 6, 6, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-6", "step-9"]
+    put(tmp_path, 12, 12, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-12", "step-6"]
+    assert skipped_checkpoints_warning(tmp_path) is None
+
+
+def test_draws_continue_from_a_saved_state() -> None:
     state = files.get_random_state()
     first = torch.rand(3)
     files.set_random_state(state)

@@ -1,23 +1,23 @@
-"""What is kept of a trainer comes back: parameters, buffers, optimizer, scale, draws, epochs."""
+"""A resumed trainer has its parameters, buffers, optimizer, loss scale, draws and epochs."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from made import task
+from nfold.core.errors import DataCorrupt
 from nfold.core.measurement import Epoch, RankSamples, Window
 from nfold.engines.base import Task
 from nfold.engines.checkpoint_folder import newest_checkpoint, read_metadata
 from nfold.engines.torch import layout
 from nfold.engines.torch.checkpoint import (
     Checkpointer,
-    FolderCheckpointer,
     TrainingState,
-    build_checkpointer,
 )
 
 EPOCH = Epoch(seconds=1.0, samples=4, train_loss=0.3, accuracy=0.7)
@@ -58,14 +58,14 @@ def _samples(epochs: int) -> RankSamples:
     )
 
 
-def test_another_process_goes_on_exactly(tmp_path: Path) -> None:
-    state, asked = _state(), _task(tmp_path)
+def test_another_process_resumes_exactly(tmp_path: Path) -> None:
+    state, requested = _state(), _task(tmp_path)
     _step(state)
-    build_checkpointer(asked, state).save(_samples(2), 2)
+    Checkpointer(requested, state).save(_samples(2), 2)
     expected = [_step(state) for _ in range(3)]
     torch.manual_seed(1234)
     other = _state()
-    earlier = build_checkpointer(asked, other).resume()
+    earlier = Checkpointer(requested, other).resume()
     assert [_step(other) for _ in range(3)] == expected
     assert other.scaler.state_dict() == state.scaler.state_dict()
     for name, value in state.module.state_dict().items():
@@ -79,15 +79,15 @@ def test_another_process_goes_on_exactly(tmp_path: Path) -> None:
 def test_the_optimizer_is_laid_out_like_its_parameters(tmp_path: Path) -> None:
     state = _state()
     _step(state)
-    build_checkpointer(_task(tmp_path), state).save(_samples(1), 1)
+    Checkpointer(_task(tmp_path), state).save(_samples(1), 1)
     other = _state()
-    build_checkpointer(_task(tmp_path), other).resume()
+    Checkpointer(_task(tmp_path), other).resume()
     for parameter, kept in other.optimizer.state.items():
         assert kept["momentum_buffer"].stride() == parameter.stride()
 
 
-def test_every_second_epoch_and_the_last_are_kept_one_at_a_time(tmp_path: Path) -> None:
-    kept = build_checkpointer(_task(tmp_path, every=2), _state())
+def test_every_second_epoch_and_the_last_are_saved_and_one_checkpoint_stays(tmp_path: Path) -> None:
+    kept = Checkpointer(_task(tmp_path, every=2), _state())
     found = []
     for epoch in range(1, 6):
         kept.save(_samples(epoch), 10 * epoch)
@@ -98,13 +98,26 @@ def test_every_second_epoch_and_the_last_are_kept_one_at_a_time(tmp_path: Path) 
     assert len(read_metadata(last).epochs) == 5
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
-    nothing = build_checkpointer(task(), _state())
-    assert type(nothing) is Checkpointer
-    assert nothing.resume() == RankSamples(rank=0, device="")
+def test_training_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
+    Checkpointer(_task(tmp_path), _state()).save(_samples(2), 20)
+    (tmp_path / "step-30").mkdir()
+    with pytest.warns(UserWarning, match="step-30 cannot be read; resuming from step-20"):
+        earlier = Checkpointer(_task(tmp_path), _state()).resume()
+    assert len(earlier.epochs) == 2
+
+
+def test_only_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "step-30").mkdir()
+    with pytest.raises(DataCorrupt, match="step-30"):
+        Checkpointer(_task(tmp_path), _state()).resume()
+
+
+def test_without_a_folder_nothing_is_saved() -> None:
+    checkpointer = Checkpointer(task(epochs=1), _state())
+    checkpointer.save(_samples(1), 1)
+    assert checkpointer.resume() == RankSamples(rank=0, device="")
 
 
 def test_an_empty_folder_is_begun_with(tmp_path: Path) -> None:
-    begun = build_checkpointer(_task(tmp_path / "none"), _state())
-    assert isinstance(begun, FolderCheckpointer)
-    assert begun.resume().epochs == ()
+    checkpointer = Checkpointer(_task(tmp_path / "none"), _state())
+    assert checkpointer.resume().epochs == ()

@@ -1,4 +1,4 @@
-"""A convolution of few channels as a product: the same numbers, only where it is compiled."""
+"""Convolutions of few channels as matrix products: equal results, only in compiled code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a loader's worker makes, measured in forks."""
+"""Rates of a loader's workers, measured in forks."""
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -13,9 +12,7 @@ from torch.utils.data import Dataset
 from made import machine
 from nfold import workloads
 from nfold.core.errors import MachineUnfit
-from nfold.core.input_rates import InputRates
 from nfold.core.plan import Plan
-from nfold.core.serialization import deserialize, serialize
 from nfold.core.workload import Workload
 from nfold.data import photographs
 from nfold.engines.base import Task
@@ -50,7 +47,7 @@ def test_a_worker_is_as_fast_as_its_calls_whatever_the_others_do() -> None:
 
 
 def test_a_worker_that_fails_is_an_error() -> None:
-    with pytest.raises(MachineUnfit, match="has failed"):
+    with pytest.raises(MachineUnfit, match="worker process failed"):
         input_benchmark.measure_worker(Broken(), 100, 2)
 
 
@@ -73,7 +70,6 @@ def test_the_rates_of_a_plan_are_of_workers_and_device(
         host, workloads.info(workload.name).defaults
     )
     task = Task(workload=workload, plan=plan, machine=host)
-    answer = input_benchmark._handle_request(json.dumps(serialize(task)))
-    found = deserialize(InputRates, answer)
+    found = input_benchmark.measure_rates(task)
     assert (found.decoder, found.device, seen) == (None, 3.0, [task])
     assert 0 < found.worker.low <= found.worker.value <= found.worker.high

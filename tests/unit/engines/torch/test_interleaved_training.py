@@ -1,4 +1,4 @@
-"""Experiments that take turns in one run of a workload."""
+"""Interleaved variants in one run of a workload."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ REAL, REPLAYED = Variant(), Variant(input="replayed")
 ALONE, BARRIER = Variant(exchange="none"), Variant(exchange="barrier")
 
 
-def _task(*turns: Variant, **changes: Any) -> Task:
-    said = {"batch": 8, "steps": 8, "warmup_steps": 4, "workers": 0, **changes}
-    return dataclasses.replace(task(**said), interleaved_variants=turns)
+def _task(*variants: Variant, **changes: Any) -> Task:
+    fields = {"batch": 8, "steps": 8, "warmup_steps": 4, "workers": 0, **changes}
+    return dataclasses.replace(task(**fields), interleaved_variants=variants)
 
 
 def _define(_: Task) -> TorchWorkload:
@@ -62,10 +62,10 @@ def _define(_: Task) -> TorchWorkload:
 class Run:
     """A training in this process: what every step was given, and what ``look`` saw there."""
 
-    def __init__(self, asked: Task, look: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, requested: Task, look: Callable[[], Any] = lambda: None) -> None:
         self.given: list[list[int]] = []
         self.looked: list[Any] = []
-        trainer = Trainer(asked, HOST, _define)
+        trainer = Trainer(requested, HOST, _define)
         usual = trainer.step
 
         def step(batch: Any) -> Tensor:
@@ -77,10 +77,10 @@ class Run:
         self.samples: RankSamples = trainer.run(Observer())
         trainer.close()
 
-    def in_turns(self, asked: Task) -> Iterator[tuple[int | None, list[int]]]:
-        """Every turn with its steps, settling ones as None."""
-        at = asked.plan.warmup_steps or 0
-        for part in schedule_slots(asked.interleaved_variants, asked.plan):
+    def in_slots(self, requested: Task) -> Iterator[tuple[int | None, list[int]]]:
+        """Every slot with its steps, settling ones as None."""
+        at = requested.plan.warmup_steps or 0
+        for part in schedule_slots(requested.interleaved_variants, requested.plan):
             yield part.variant_index, list(range(at, at + part.steps))
             at += part.steps
         assert at == len(self.given)
@@ -88,35 +88,35 @@ class Run:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_real_input_stands_still_while_first_batches_come_again(workers: int) -> None:
-    asked = _task(REAL, REPLAYED, Variant(input="resident"), workers=workers)
-    run = Run(asked)
+    requested = _task(REAL, REPLAYED, Variant(input="resident"), workers=workers)
+    run = Run(requested)
     plain = Run(_task(workers=workers, steps=60)).given
-    replays = [step for turn, steps in run.in_turns(asked) if turn in (1, 2) for step in steps]
+    replays = [step for slot, steps in run.in_slots(requested) if slot in (1, 2) for step in steps]
     assert {tuple(run.given[step]) for step in replays} <= set(map(tuple, plain[:5]))
     real = [
         given
-        for (turn, steps), after in _with_next(run.in_turns(asked))
+        for (slot, steps), after in _with_next(run.in_slots(requested))
         for given in run.given[steps[0] : steps[-1] + 1]
-        if (turn if turn is not None else after) == 0
+        if (slot if slot is not None else after) == 0
     ]
     assert run.given[:4] + real == plain[: 4 + len(real)]
     assert (run.samples.data_bytes or 0) > 0
 
 
 def _with_next(parts: Iterator[Any]) -> Iterator[tuple[Any, int | None]]:
-    """Every part, and whose turn comes after it."""
+    """Every part, and whose slot comes after it."""
     found = list(parts)
-    return iter([*zip(found, [turn for turn, _ in found[1:]], strict=False), (found[-1], None)])
+    return iter([*zip(found, [slot for slot, _ in found[1:]], strict=False), (found[-1], None)])
 
 
-def test_each_turn_has_its_windows_and_weights_are_compared_at_the_end() -> None:
-    asked = _task(REAL, REPLAYED)
-    found, before = Run(asked).samples, Run(_task(steps=2, warmup_steps=2)).samples
+def test_each_slot_has_its_windows_and_weights_are_compared_at_the_end() -> None:
+    requested = _task(REAL, REPLAYED)
+    found, before = Run(requested).samples, Run(_task(steps=2, warmup_steps=2)).samples
     assert len(found.slots) == len(found.windows)
     of_each = zip(found.windows, found.slots, strict=True)
     steps = [0, 0]
-    for window, turn in of_each:
-        steps[turn] += window.steps
+    for window, slot in of_each:
+        steps[slot] += window.steps
     assert steps == [8, 8]
     assert len(found.step_ms) == 16
     assert found.warmup_steps == 4
@@ -126,20 +126,20 @@ def test_each_turn_has_its_windows_and_weights_are_compared_at_the_end() -> None
 
 def test_threads_change_and_come_back() -> None:
     own = torch.get_num_threads()
-    asked = _task(REAL, Variant(threads=own + 1))
+    requested = _task(REAL, Variant(threads=own + 1))
     try:
-        run = Run(asked, torch.get_num_threads)
+        run = Run(requested, torch.get_num_threads)
     finally:
         torch.set_num_threads(own)
     assert set(run.looked[:4]) == {own}
-    for turn, steps in run.in_turns(asked):
-        if turn is not None:
-            assert {run.looked[step] for step in steps} == {own + turn}
+    for slot, steps in run.in_slots(requested):
+        if slot is not None:
+            assert {run.looked[step] for step in steps} == {own + slot}
 
 
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("strategy", ["nfold", "ddp"])
-def test_an_exchange_of_a_workload_is_left_out_and_made_again(
+def test_the_exchange_of_a_workload_is_switched_off_and_on(
     monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
     """As rank 0 of two in a group of one: how many elements are sent in a step."""
@@ -155,30 +155,30 @@ def test_an_exchange_of_a_workload_is_left_out_and_made_again(
         sent.clear()
         return found
 
-    asked = _task(REAL, ALONE, BARRIER, world_size=2, strategy=strategy)
+    requested = _task(REAL, ALONE, BARRIER, world_size=2, strategy=strategy)
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    run = Run(asked, look)
+    run = Run(requested, look)
     # What a look finds was sent in the step before it.
     each: dict[int, set[int]] = {
-        turn: set(run.looked[steps[0] + 1 : steps[-1] + 1])
-        for turn, steps in run.in_turns(asked)
-        if turn is not None and len(steps) > 1
+        slot: set(run.looked[steps[0] + 1 : steps[-1] + 1])
+        for slot, steps in run.in_slots(requested)
+        if slot is not None and len(steps) > 1
     }
     assert each[1] == {0}
     assert each[2] == {1}
     assert min(each[0]) >= 650
-    # Weights are compared before the first turn: later ones exchange no gradients.
+    # Weights are compared before the first slot: later ones exchange no gradients.
     plain = _task(world_size=2, strategy=strategy, steps=2, warmup_steps=2)
     assert run.samples.parameter_checksum == Run(plain).samples.parameter_checksum
 
 
-def test_what_is_exchanged_is_found_once_without_turns() -> None:
+def test_the_exchange_is_selected_once_without_interleaving() -> None:
     assert exchange_variants.select_all_reduce(ActiveVariant(_task())) is dist.all_reduce
     replays_only = ActiveVariant(_task(REAL, REPLAYED))
     assert exchange_variants.select_all_reduce(replays_only) is dist.all_reduce
     assert exchange_variants.select_ddp_hook(replays_only, None) is None
-    turns = ActiveVariant(_task(REAL, ALONE))
-    assert exchange_variants.select_all_reduce(turns) is not dist.all_reduce
+    variants = ActiveVariant(_task(REAL, ALONE))
+    assert exchange_variants.select_all_reduce(variants) is not dist.all_reduce
 
 
 def test_statistics_are_a_device_s_own_and_all_devices_again() -> None:
@@ -232,9 +232,9 @@ def test_a_captured_step_has_graphs_of_its_own_for_what_is_exchanged() -> None:
         cast(EagerStep, update), ConstantLearningRate(), cast(CudaGraphRecorder, graphs)
     )
 
-    def steps(left_out: Variant, times: int) -> list[str]:
-        now[0] = left_out.exchange
-        step.switch_exchange(communication_key(left_out))
+    def steps(variant: Variant, times: int) -> list[str]:
+        now[0] = variant.exchange
+        step.switch_exchange(communication_key(variant))
         calls.clear()
         for _ in range(times):
             assert step((torch.ones(4),), torch.tensor(0), split_micro_batches(4, 0, 1, 1)) == 4

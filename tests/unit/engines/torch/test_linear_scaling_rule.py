@@ -1,4 +1,4 @@
-"""The linear scaling rule rises to the scaled rate and stays there; schedules of steps in parts."""
+"""The linear scaling rule reaches the scaled rate and stays there; schedules under accumulation."""
 
 from __future__ import annotations
 

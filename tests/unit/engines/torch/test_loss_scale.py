@@ -1,4 +1,4 @@
-"""The loss is scaled, gradients are not; an overflow costs one step."""
+"""Loss scaling under fp16: gradients are not scaled, and an overflow skips one step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cycle of the learning rate: its shape, and that an optimizer follows it."""
+"""The one-cycle learning rate: its shape, and that it reaches the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a step: every sample in one of them, weights that add up, as many on every rank."""
+"""Micro-batches: every sample in one of them, weights that add up, equally many on every rank."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_every_rank_has_as_many_parts_and_some_rank_a_sample_in_each(
 def test_parts_of_all_ranks_together_do_not_depend_on_their_number(
     samples: int, accumulate: int
 ) -> None:
-    alone = [list(piece) for piece in split_batch(samples, 0, 1, accumulate)]
+    one_device = [list(piece) for piece in split_batch(samples, 0, 1, accumulate)]
     for ranks in (2, 3, 4):
         every = [split_batch(samples, rank, ranks, accumulate) for rank in range(ranks)]
         together = [[at for piece in part for at in piece] for part in zip(*every, strict=True)]
-        assert together == alone
+        assert together == one_device
 
 
 def test_one_part_is_the_batch_itself() -> None:

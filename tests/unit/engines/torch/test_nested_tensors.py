@@ -1,4 +1,4 @@
-"""Values of any form taken apart into tensors and the rest, and put together again."""
+"""Nested values are flattened to tensors and rebuilt."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_forms_differ_where_anything_else_does(one: object, other: object) -> No
     assert _form(one) != _form(other)
 
 
-def test_an_object_is_itself_alone() -> None:
+def test_objects_are_compared_by_identity() -> None:
     held = {1, 2}
     assert _form([held]) == _form([held])
     assert _form([held]) != _form([{1, 2}])

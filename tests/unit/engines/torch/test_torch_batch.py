@@ -1,4 +1,4 @@
-"""Batches: moving leaves nothing behind."""
+"""Batches: all tensors are moved."""
 
 import torch
 

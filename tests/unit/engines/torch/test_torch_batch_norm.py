@@ -1,4 +1,4 @@
-"""Batch norm over the global batch: which layers are changed, and that they stay themselves."""
+"""Batch norm over the global batch: which layers change, and what stays the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def made() -> nn.Sequential:
     ("plan", "changed"),
     [(TWO, True), (TWO.edit(devices=1), False), (TWO.edit(batch_norm="device"), False)],
 )
-def test_layers_change_where_the_plan_says_so_on_several_devices(plan: Plan, changed: bool) -> None:
+def test_layers_change_where_the_plan_requires_it_on_several_devices(
+    plan: Plan, changed: bool
+) -> None:
     module = made()
     names, norm = list(module.state_dict()), module[1]
     synchronize_batch_norm(module, plan, CurrentShare(2))
@@ -74,11 +76,11 @@ def test_a_forward_of_its_own_is_refused() -> None:
 
 
 def test_a_loss_that_is_weighted_already_leaves_equal_weights() -> None:
-    ledger = CurrentShare(4)
+    current_share = CurrentShare(4)
     for count, weight in ((5, 0.25), (1, 0.25), (0, 0.0)):
-        ledger.set(loss_weighted_share(count, 4))
-        assert ledger.share.weight == weight
-        assert ledger.is_even(4)
+        current_share.set(loss_weighted_share(count, 4))
+        assert current_share.share.weight == weight
+        assert current_share.is_even(4)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
@@ -88,9 +90,9 @@ def test_a_part_that_no_rank_has_a_sample_of_moves_no_statistics(
     """A batch of fewer samples than parts: the sample that pads counts nothing."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(batch_norm, "ALL_GATHER", lambda every, own: every.copy_(own))
-    ledger, module = CurrentShare(2), nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
-    synchronize_batch_norm(module, TWO, ledger)
-    ledger.set(BatchShare(count=0, global_count=1, micro_batches=2, is_last=True))
+    current_share, module = CurrentShare(2), nn.Sequential(nn.BatchNorm2d(4, momentum=momentum))
+    synchronize_batch_norm(module, TWO, current_share)
+    current_share.set(BatchShare(count=0, global_count=1, micro_batches=2, is_last=True))
     before = copy.deepcopy(module.state_dict())
     assert module(torch.randn(1, 4, 2, 2)).isfinite().all()
     for name, value in module.state_dict().items():

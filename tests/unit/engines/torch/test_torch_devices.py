@@ -1,4 +1,4 @@
-"""Memory that a device has left."""
+"""Free memory of a device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What torch cannot do, each with its reason and the next step."""
+"""Plans that PyTorch refuses, with the reason and the next step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"accumulate": 2}, None),
         ({"accumulate": 2, "strategy": "nfold", "batch_norm": "synchronised"}, None),
@@ -38,8 +38,8 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
         ({"strategy": "dp", "batch_norm": "synchronised"}, "threads of one process"),
     ],
 )
-def test_how_gradients_are_exchanged(changes: dict[str, object], said: str | None) -> None:
+def test_how_gradients_are_exchanged(changes: dict[str, object], expected: str | None) -> None:
     reason = TorchFramework().unsupported_reason(
         DIGITS, plan(HOST, devices=2, device="cpu", **changes), HOST
     )
-    assert (reason is None) if said is None else (said in str(reason))
+    assert (reason is None) if expected is None else (expected in str(reason))

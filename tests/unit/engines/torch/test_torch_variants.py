@@ -1,4 +1,4 @@
-"""What a rank is told under an ablation, and what stands in for parts of its training."""
+"""How a variant changes the task of a rank, and which variants are refused."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from nfold.engines.torch.variant_support import (
 HOST = Devices((torch.device("cpu"),))
 
 
-def _task(ablation: Variant | None, rank: int = 0, **changes: Any) -> Any:
+def _task(variant: Variant | None, rank: int = 0, **changes: Any) -> Any:
     made = task(rank=rank, world_size=2, **changes)
-    return dataclasses.replace(made, requested_variant=ablation)
+    return dataclasses.replace(made, requested_variant=variant)
 
 
-def test_without_an_ablation_nothing_is_put_in_place_of_anything() -> None:
+def test_without_a_variant_nothing_is_replaced() -> None:
     plain = _task(None, rank=1, batch=8, steps=3)
     assert apply_variant(plain) is plain
     real = build_source(arrays(20), plain, (), HOST)
@@ -45,7 +45,7 @@ def test_without_an_ablation_nothing_is_put_in_place_of_anything() -> None:
     assert exchange_variants.select_ddp_hook(ActiveVariant(plain), "compress") == "compress"
 
 
-def test_an_independent_rank_is_alone_with_its_share() -> None:
+def test_an_independent_rank_has_a_world_of_its_own() -> None:
     own = apply_variant(_task(Variant(independent=True), rank=1, batch=16))
     assert (own.rank, own.world_size, own.local_rank) == (0, 1, 1)
     assert (own.plan.devices, own.plan.strategy, own.plan.batch) == (1, "single", 8)
@@ -56,8 +56,8 @@ def test_a_rank_takes_another_s_device_or_share() -> None:
     assert (own.rank, own.local_rank) == (1, 0)
     own = apply_variant(_task(Variant(data_shares=(1, 0)), rank=1))
     assert (own.rank, own.local_rank) == (0, 1)
-    alone = apply_variant(dataclasses.replace(task(), requested_variant=Variant(device=1)))
-    assert (alone.rank, alone.local_rank) == (0, 1)
+    one_device = apply_variant(dataclasses.replace(task(), requested_variant=Variant(device=1)))
+    assert (one_device.rank, one_device.local_rank) == (0, 1)
 
 
 def test_a_rank_in_another_s_place_reports_as_itself() -> None:
@@ -72,19 +72,19 @@ def test_a_rank_in_another_s_place_reports_as_itself() -> None:
         def save(self, samples: RankSamples, *, epoch_ended: bool = False) -> None:
             self.ranks.append(samples.rank)
 
-    noting = Noting()
-    renamed = RankObserver(noting, 1)
+    log = Noting()
+    renamed = RankObserver(log, 1)
     renamed.save(RankSamples(rank=0, device="cpu"))
     renamed.wait_for_other_ranks(7)
-    assert (noting.ranks, noting.awaited) == ([1], [7])
+    assert (log.ranks, log.awaited) == ([1], [7])
 
 
 @pytest.mark.parametrize("kind", ["replayed", "resident"])
 def test_the_first_batches_come_again_and_again(kind: Any) -> None:
-    asked = _task(Variant(input=kind), batch=8, steps=7, warmup_steps=0)
-    real = build_source(arrays(24), asked, (), HOST)
+    requested = _task(Variant(input=kind), batch=8, steps=7, warmup_steps=0)
+    real = build_source(arrays(24), requested, (), HOST)
     first = [batch.tensors[1].tolist() for batch in real]
-    found = batch_source.replay_source(real, asked, HOST)
+    found = batch_source.replay_source(real, requested, HOST)
     again = [batch.tensors[1].tolist() for batch in found]
     assert len(again) == len(found) == 7
     # An epoch has three batches of 8; a real run shuffles anew after them.
@@ -95,10 +95,10 @@ def test_the_first_batches_come_again_and_again(kind: Any) -> None:
 
 
 def test_resident_data_have_nothing_to_replay() -> None:
-    alone = task(batch=8, steps=3, input="resident")
-    asked = dataclasses.replace(alone, requested_variant=Variant(input="replayed"))
-    real = build_source(arrays(24), asked, (), HOST)
-    assert batch_source.replay_source(real, asked, HOST) is real
+    one_device = task(batch=8, steps=3, input="resident")
+    requested = dataclasses.replace(one_device, requested_variant=Variant(input="replayed"))
+    real = build_source(arrays(24), requested, (), HOST)
+    assert batch_source.replay_source(real, requested, HOST) is real
 
 
 def test_nothing_is_exchanged_at_once() -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_exchanged_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ablation", "device", "said"),
+    ("variant", "device", "expected"),
     [
         (Variant(), "cuda", None),
         (Variant(input="resident"), "cuda", None),
@@ -118,16 +118,16 @@ def test_nothing_is_exchanged_at_once() -> None:
         (Variant(input="resident", captured=True), "cuda", "only its input"),
     ],
 )
-def test_of_an_operation_only_the_input_can_be_left_out(
-    ablation: Variant, device: str, said: str | None
+def test_of_an_operation_only_the_input_can_be_changed(
+    variant: Variant, device: str, expected: str | None
 ) -> None:
-    asked = plan(machine(gpus=2, cores=2), devices=2, device=device)
-    reason = workload_refusal(ablation, Workload(name="conv2d"), asked)
-    assert (reason is None) if said is None else (reason is not None and said in reason)
+    requested = plan(machine(gpus=2, cores=2), devices=2, device=device)
+    reason = workload_refusal(variant, Workload(name="conv2d"), requested)
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
 @pytest.mark.parametrize(
-    ("ablation", "changes", "said"),
+    ("variant", "changes", "expected"),
     [
         (Variant(captured=True), {}, "needs a GPU"),
         (Variant(augmentation=False), {}, "nothing is augmented"),
@@ -144,17 +144,17 @@ def test_of_an_operation_only_the_input_can_be_left_out(
         (Variant(exchange="none", input="replayed"), {}, None),
     ],
 )
-def test_what_torch_cannot_take_away_says_why(
-    ablation: Variant, changes: dict[str, Any], said: str | None
+def test_refused_variants_of_a_workload_have_a_reason(
+    variant: Variant, changes: dict[str, Any], expected: str | None
 ) -> None:
     host = machine(gpus=2, cores=2)
-    asked = plan(host, **{"devices": 2, "device": "cpu", **changes})
-    reason = workload_refusal(ablation, Workload(name="digits"), asked)
-    assert (reason is None) if said is None else (reason is not None and said in reason)
+    requested = plan(host, **{"devices": 2, "device": "cpu", **changes})
+    reason = workload_refusal(variant, Workload(name="digits"), requested)
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
 @pytest.mark.parametrize(
-    ("ablation", "changes", "said"),
+    ("variant", "changes", "expected"),
     [
         (Variant(captured=True), {}, "the step of train.py is the script's own"),
         (Variant(augmentation=False), {}, "cannot be told apart"),
@@ -167,9 +167,9 @@ def test_what_torch_cannot_take_away_says_why(
         (Variant(expandable_segments=True), {"device": "cuda"}, None),
     ],
 )
-def test_what_cannot_be_taken_from_a_script_says_why(
-    ablation: Variant, changes: dict[str, Any], said: str | None
+def test_refused_variants_of_a_script_have_a_reason(
+    variant: Variant, changes: dict[str, Any], expected: str | None
 ) -> None:
-    asked = plan(machine(gpus=2, cores=2), **{"devices": 2, "device": "cpu", **changes})
-    reason = script_refusal(ablation, Workload(name="train.py", script=("train.py",)), asked)
-    assert (reason is None) if said is None else (reason is not None and said in reason)
+    requested = plan(machine(gpus=2, cores=2), **{"devices": 2, "device": "cpu", **changes})
+    reason = script_refusal(variant, Workload(name="train.py", script=("train.py",)), requested)
+    assert (reason is None) if expected is None else (reason is not None and expected in reason)

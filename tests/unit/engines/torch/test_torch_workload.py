@@ -1,4 +1,4 @@
-"""What is trained, of a user's own workload: its data as arrays, its loss, its optimizer."""
+"""A user's own workload: its data as arrays, its loss, its optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training loop is given of the data, and what a layout changes of it: nothing."""
+"""The input of a training loop, which a layout does not change."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def test_limited_keeps_the_first_training_samples_and_the_whole_test_set() -> No
 def test_a_layout_changes_no_loss() -> None:
     found = []
     for layout in ("channels_first", "channels_last"):
-        asked = Plan(device="cpu", devices=1, batch=32, steps=12, warmup_steps=1, layout=layout)
-        plan = asked.resolve(machine(), info("digits").defaults)
+        requested = Plan(device="cpu", devices=1, batch=32, steps=12, warmup_steps=1, layout=layout)
+        plan = requested.resolve(machine(), info("digits").defaults)
         task = Task(workload=Workload.parse("digits"), plan=plan, machine=machine())
         found.append(train(task, Observer()))
     first, last = found

@@ -1,8 +1,4 @@
-"""How large buckets of gradients should be here: from the time that an all-reduce takes.
-
-An all-reduce of n bytes takes about ``latency + n / bandwidth``. Small buckets start early, but
-each pays the latency; a bucket is as large as makes the latency a tenth of its time.
-"""
+"""Data parallelism of one rank: process group, strategies, bucket size, reductions, checksums."""
 
 from __future__ import annotations
 
@@ -31,7 +27,6 @@ from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
 
 PROBED_BYTES = (2**16, 2**20, 2**23)
-"""Bytes that are timed."""
 PROBE_REPEATS = 5
 LATENCY_FRACTION = 0.1
 MIN_BUCKET_BYTES, MAX_BUCKET_BYTES = 2**20, 2**26
@@ -39,9 +34,10 @@ MIN_BUCKET_BYTES, MAX_BUCKET_BYTES = 2**20, 2**26
 
 @cache
 def measure_bucket_bytes(device: torch.device, world_size: int) -> int:
-    """The bucket size for this process group, the same on every rank; all ranks must call it.
+    """Return the bucket size for this process group, equal on all ranks; all ranks must call it.
 
-    Measured once, in some tens of milliseconds on GPUs and on a host's loopback.
+    An all-reduce of n bytes takes about ``latency + n / bandwidth``. Small buckets start early, but
+    each pays the latency. Measured once, in tens of milliseconds.
     """
     if world_size == 1:
         return MAX_BUCKET_BYTES
@@ -52,47 +48,43 @@ def measure_bucket_bytes(device: torch.device, world_size: int) -> int:
 
 
 def choose_bucket_bytes(sizes: tuple[int, ...], seconds: list[float]) -> int:
-    """The bytes at which the latency of a line through the measurements is OVERHEAD of the time."""
+    """Return the bytes at which latency is LATENCY_FRACTION of the time, by a linear fit."""
     slope, latency = statistics.linear_regression(sizes, seconds)
     if slope <= 0:
         return MAX_BUCKET_BYTES
-    wanted = max(0.0, latency) * (1 - LATENCY_FRACTION) / LATENCY_FRACTION / slope
-    return round(min(max(wanted, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES))
+    size = max(0.0, latency) * (1 - LATENCY_FRACTION) / LATENCY_FRACTION / slope
+    return round(min(max(size, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES))
 
 
 def _time_all_reduce(size: int, device: torch.device) -> float:
     values = torch.zeros(size // 4, device=device)
+    synchronize = Devices((device,)).synchronize
     taken = []
     for _ in range(PROBE_REPEATS + 1):
-        _synchronize(device)
+        synchronize()
         started = time.perf_counter()
         dist.all_reduce(values)
-        _synchronize(device)
+        synchronize()
         taken.append(time.perf_counter() - started)
     return statistics.median(taken[1:])
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
+# The context of a micro-batch's forward and backward.
 MicroBatchContext = Callable[[BatchShare], AbstractContextManager[None]]
-"""The context of a part of a step, forward and backward, by its share."""
+# The plan's ``exchange`` to the type that gradients are sent in; None: their own.
 GRADIENT_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
-"""What gradients are sent as, by the plan's ``exchange``; None: as they are."""
 _DDP_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+# DDP does not broadcast buffers before every forward: batch-norm statistics belong to each device
+# while it trains. The option was renamed in torch 2.13.
 NO_BUFFER_SYNC: dict[str, Any] = (
     {"forward_sync_buffers": False}
     if "forward_sync_buffers" in _DDP_PARAMETERS
     else {"broadcast_buffers": False}
 )
-"""The option's name from torch 2.13 on, and before."""
 
 
 @contextmanager
 def process_group(task: Task, devices: Devices) -> Iterator[None]:
-    """Join the process group of the run, where there are several processes."""
     if task.world_size == 1:
         yield
         return
@@ -112,19 +104,15 @@ def wrap_model(
     pieces: tuple[nn.Module, ...],
     active_variant: ActiveVariant,
 ) -> nn.Module:
-    """The module as the plan's strategy runs it; gradients after backward are the ranks' mean.
+    """Return the module as the plan's strategy runs it.
 
-    Our own exchange begins a bucket of its own for every one of its ``pieces``. Compiled ones
-    give all of their gradients at once, which then travel together.
-
-    DDP does not broadcast buffers before every forward: batch-norm statistics are each
-    device's own while training (they are averaged before an evaluation).
+    After backward, gradients are the mean over the ranks. The exchange begins a new bucket for
+    each of ``pieces``; compiled pieces give all their gradients at once, in one bucket.
     """
     if task.plan.strategy == "dp":
         return DataParallel(module, device_ids=list(devices.all))
     if task.world_size == 1:
         return module
-    wire = GRADIENT_DTYPES[task.plan.exchange]
     if task.plan.strategy == "nfold":
         _add_gradient_exchange(task, devices, current_share, optimizer, pieces, active_variant)
         return module
@@ -134,9 +122,8 @@ def wrap_model(
         gradient_as_bucket_view=True,
         **NO_BUFFER_SYNC,
     )
-    hook = exchange_variants.select_ddp_hook(
-        active_variant, None if wire is None else bf16_compress_hook
-    )
+    default_hook = None if GRADIENT_DTYPES[task.plan.exchange] is None else bf16_compress_hook
+    hook = exchange_variants.select_ddp_hook(active_variant, default_hook)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model
@@ -150,10 +137,8 @@ def _add_gradient_exchange(
     pieces: tuple[nn.Module, ...],
     active_variant: ActiveVariant,
 ) -> None:
-    """Have gradients exchanged in every backward; the module itself stays as it is.
-
-    In a graph, where a second step of the optimizer costs the host nothing, it runs beside the
-    last bucket's way; of an optimizer that is not torch's nobody knows whether it may.
+    """In a CUDA graph a second optimizer step costs the host nothing, and overlaps with the last
+    bucket. Only torch's optimizers are known to allow it.
     """
     step, world_size = str(task.plan.step), task.world_size
     compiled = "compiled" in step
@@ -168,26 +153,26 @@ def _add_gradient_exchange(
         single_bucket=compiled,
         all_reduce=exchange_variants.select_all_reduce(active_variant),
     )
-    torchs = type(optimizer).__module__.startswith("torch.optim.")
-    if "captured" in step and task.plan.precision != "fp16" and torchs:
+    from_torch = type(optimizer).__module__.startswith("torch.optim.")
+    if "captured" in step and task.plan.precision != "fp16" and from_torch:
         exchange.overlap_optimizer(optimizer)
 
 
 def micro_batch_context(model: nn.Module, current_share: CurrentShare) -> MicroBatchContext:
-    """Lets the ledger know which part of a step comes, and DDP exchange in the last one only."""
+    """Return a context that sets the current share, and lets DDP exchange in the last one only."""
 
-    def turn(share: BatchShare) -> AbstractContextManager[None]:
+    def context(share: BatchShare) -> AbstractContextManager[None]:
         current_share.set(share)
         if isinstance(model, DistributedDataParallel) and not share.is_last:
-            quiet: AbstractContextManager[None] = model.no_sync()
-            return quiet
+            no_sync: AbstractContextManager[None] = model.no_sync()
+            return no_sync
         return nullcontext()
 
-    return turn
+    return context
 
 
 def average_buffers(module: nn.Module, world_size: int) -> None:
-    """Give every rank the mean of all ranks' floating-point buffers (batch-norm statistics)."""
+    """Replace floating-point buffers (batch-norm statistics) by their mean over all ranks."""
     if world_size == 1:
         return
     for buffer in module.buffers():
@@ -201,29 +186,27 @@ def _average(values: Tensor, world_size: int) -> None:
 
 
 def apply_in_place(tensor: Tensor, collective: Callable[[Tensor], object]) -> None:
-    """Have a collective change a tensor, however it lies in memory.
+    """Apply an in-place collective to a tensor of any strides.
 
-    One that is told of a tensor with gaps, or with an axis that was expanded, writes into what
-    lies between its numbers or behind them, with gloo even without an error.
+    On a tensor with gaps or an expanded axis, a collective writes between or behind its numbers;
+    with gloo without an error.
     """
-    once = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
-    own = tensor.detach()[once]
-    whole = own.contiguous()
-    if whole.numel():
-        collective(torch.view_as_real(whole) if whole.is_complex() else whole)
-    if whole.data_ptr() != own.data_ptr():
-        own.copy_(whole)
+    not_expanded = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+    own = tensor.detach()[not_expanded]
+    dense = own.contiguous()
+    if dense.numel():
+        collective(torch.view_as_real(dense) if dense.is_complex() else dense)
+    if dense.data_ptr() != own.data_ptr():
+        own.copy_(dense)
 
 
 def all_reduce_sum(values: Tensor, world_size: int) -> Tensor:
-    """The sum of a tensor over all ranks, on every rank."""
     if world_size > 1:
         dist.all_reduce(values)
     return values
 
 
 def all_reduce_min(value: int, world_size: int, device: torch.device) -> int:
-    """The smallest of all ranks' values, on every rank."""
     if world_size == 1:
         return value
     least = torch.tensor(value, device=device)
@@ -232,60 +215,54 @@ def all_reduce_min(value: int, world_size: int, device: torch.device) -> int:
 
 
 def barrier(world_size: int) -> None:
-    """Wait until every rank is here."""
     if world_size > 1:
-        dist.barrier(device_ids=[torch.cuda.current_device()] if _on_cuda() else None)
+        on_gpu = dist.get_backend() == "nccl"
+        dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
-def _on_cuda() -> bool:
-    return dist.get_backend() == "nccl"
+def collective_count() -> int:
+    """Return how many collectives the default process group has started on this rank."""
+    group: Any = dist.group.WORLD
+    count: int = group._get_sequence_number_for_group()
+    return count
 
 
 def sum_over_ranks(value: Any, device: torch.device, world_size: int) -> Any:
-    """The sum over all ranks: of a number, a number of its kind; of a tensor, a tensor."""
+    """Return the sum over all ranks: of a number, a number of its kind; of a tensor, a tensor."""
     if isinstance(value, Tensor):
         return all_reduce_sum(value.detach().clone().to(device), world_size)
-    given = np.asarray(value)
-    exact = np.int64 if given.dtype.kind in "biu" else np.float64
-    return sum_over_ranks(torch.from_numpy(given.astype(exact)), device, world_size).item()
+    number = np.asarray(value)
+    exact = np.int64 if number.dtype.kind in "biu" else np.float64
+    return sum_over_ranks(torch.from_numpy(number.astype(exact)), device, world_size).item()
 
 
 def weighted_mean(value: Any, count: int, device: torch.device, world_size: int) -> float:
-    """The mean over all ranks, each counting ``count`` times; NaN where nobody counts."""
+    """Return the mean over all ranks, weighted by ``count``; NaN if all counts are 0."""
     value = value.detach() if isinstance(value, Tensor) else value
-    weighted = float(value) * count if count else 0.0  # not NaN of what counts nothing
+    weighted = float(value) * count if count else 0.0  # the value may be NaN
     own = torch.tensor([weighted, count], dtype=torch.float64)
-    whole, counted = sum_over_ranks(own, device, world_size).tolist()
-    return float(whole / counted) if counted else math.nan
+    total, counted = sum_over_ranks(own, device, world_size).tolist()
+    return float(total / counted) if counted else math.nan
 
 
-SAMPLED_VALUES = 64
-"""Numbers that tell by how much parameters differ."""
+SAMPLED_VALUES = 64  # numbers that are compared to estimate how much parameters differ
 
 
 def parameter_checksum(parameters: Iterable[Tensor]) -> str:
-    """Equal on all ranks whose parameters are equal, bit by bit."""
-    return checksum(_parameter_contents(parameters))
-
-
-def _parameter_contents(parameters: Iterable[Tensor]) -> Iterator[bytes]:
-    for parameter in parameters:
-        values = parameter.detach().cpu().contiguous().flatten()
-        yield values.view(torch.uint8).numpy().tobytes()
+    """Return a checksum that is equal for parameters that are equal bit by bit."""
+    flat = (parameter.detach().cpu().contiguous().flatten() for parameter in parameters)
+    return checksum(values.view(torch.uint8).numpy().tobytes() for values in flat)
 
 
 def sample_parameters(parameters: Sequence[Tensor]) -> tuple[float, ...]:
-    """SOME of their numbers, from as many parameters as there are, in the same places on all ranks.
+    """Return some numbers of as many parameters as possible, the same positions on all ranks.
 
-    None where no parameter has any.
+    Empty if no floating-point parameter has any.
     """
-    several = [one for one in parameters if one.numel() and one.is_floating_point()]
-    several = several[:: -(-len(several) // SAMPLED_VALUES) or 1]
-    each = -(-SAMPLED_VALUES // len(several)) if several else 0
-    return tuple(number for one in several for number in _sample_values(one, each))
-
-
-def _sample_values(parameter: Tensor, count: int) -> list[float]:
-    step = -(-parameter.numel() // count)
-    found: list[float] = parameter.detach().flatten()[::step].double().cpu().tolist()
-    return found
+    sampled = [one for one in parameters if one.numel() and one.is_floating_point()]
+    sampled = sampled[:: -(-len(sampled) // SAMPLED_VALUES) or 1]
+    values: list[float] = []
+    for parameter in sampled:
+        step = -(-parameter.numel() // -(-SAMPLED_VALUES // len(sampled)))
+        values += parameter.detach().flatten()[::step].double().cpu().tolist()
+    return tuple(values)

@@ -1,7 +1,7 @@
-"""What experiments exchange in place of gradients: nothing, one element a bucket, or half of them.
+"""Gradient exchange of experiment variants: none, one element per bucket, or half precision.
 
-As many collectives as in the real run, in the same order. Chosen once, and no step asks, unless
-experiments take turns: then every bucket looks for what is exchanged now.
+The collectives have the same number and order as in the real run. The function is chosen once; in
+an interleaved run every bucket looks up the current variant.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from torch.futures import Future
 
 from nfold.engines.interleaver import ActiveVariant
 
-AllReduce = Callable[..., Any]
-"""``dist.all_reduce``, or what stands in for it."""
+AllReduce = Callable[..., Any]  # ``dist.all_reduce`` or a replacement
 
 
 class CompletedWork:
-    """A collective that was over before it began."""
+    """The handle of a collective that does nothing."""
 
     def wait(self) -> None:
-        """There is nothing to wait for."""
+        pass
 
 
 def _skip_all_reduce(_tensor: Tensor, **_how: Any) -> CompletedWork:
@@ -48,15 +47,16 @@ ALL_REDUCE_VARIANTS: dict[str, AllReduce] = {
 
 
 def select_all_reduce(active_variant: ActiveVariant) -> AllReduce:
-    """What our own exchange sends a bucket with."""
+    """Return the all-reduce that ``GradientExchange`` calls for each bucket."""
     if active_variant.is_baseline("exchange"):
         return dist.all_reduce
     if not active_variant.interleaved:
         return ALL_REDUCE_VARIANTS[active_variant.current.exchange]
 
     def send(tensor: Tensor, **how: Any) -> Any:
-        now: AllReduce = ALL_REDUCE_VARIANTS.get(active_variant.current.exchange, dist.all_reduce)
-        return now(tensor, **how)
+        exchange = active_variant.current.exchange
+        all_reduce: AllReduce = ALL_REDUCE_VARIANTS.get(exchange, dist.all_reduce)
+        return all_reduce(tensor, **how)
 
     return send
 
@@ -71,11 +71,11 @@ def _barrier_hook(bucket: Any) -> Future[Tensor]:
 def _half_precision_hook(group: Any, bucket: Any) -> Future[Tensor]:
     nccl = bucket.buffer().is_cuda and "nccl" in dist.get_backend(group)
     hook: Any = bf16_compress_hook if nccl else fp16_compress_hook
-    found: Future[Tensor] = hook(group, bucket)
-    return found
+    compressed: Future[Tensor] = hook(group, bucket)
+    return compressed
 
 
-# DistributedDataParallel refuses a hook whose annotations are text, as they are in this file.
+# DistributedDataParallel refuses hooks with annotations as strings, which this file has.
 DDP_HOOK_VARIANTS: dict[str, Any] = {
     "none": noop_hook,
     "barrier": lambda _state, bucket: _barrier_hook(bucket),
@@ -84,7 +84,7 @@ DDP_HOOK_VARIANTS: dict[str, Any] = {
 
 
 def select_ddp_hook(active_variant: ActiveVariant, default_hook: Any) -> Any:
-    """What DistributedDataParallel does with a bucket; None: its own all-reduce.
+    """Return the communication hook of DistributedDataParallel; None for its own all-reduce.
 
     The hook is registered with the process group as its state.
     """

@@ -1,4 +1,12 @@
-"""Gradients that travel together, one after the other in one piece of memory."""
+"""Gradient exchange: bucketed all-reduce that overlaps with backward.
+
+Works on the user's own module through public hooks, without a wrapper. Parameters fill buckets in
+reverse order of registration, which is about the order of backward. A full bucket is all-reduced
+at once, in the same order on every rank (S. Li and others, PyTorch Distributed, VLDB 2020). Unlike
+DistributedDataParallel it weights each rank's gradient by its share of the global batch, and needs
+no search for unused parameters: a gradient that is missing when backward ends counts as zero, and
+a parameter that no rank used keeps no gradient.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +22,16 @@ from torch.utils.hooks import RemovableHandle
 from nfold.core.errors import UsageError
 from nfold.engines.torch.batch import CurrentShare
 
-ALIGNMENT = 8
-"""Numbers: 16 bytes of the smallest type that has gradients."""
+ALIGNMENT = 8  # numbers: 16 bytes of the smallest type that has gradients
 
 
 class Bucket:
-    """Some parameters whose gradients travel together.
+    """Some parameters whose gradients are exchanged together.
 
-    ``flat`` holds the gradients one after the other and, behind them, one number per parameter
-    that tells whether anybody used it; ``views`` are the parts of ``flat``. ``wire`` is what is
-    sent: ``flat`` itself, or its copy in a smaller type. ``parameters`` are in the order given,
-    but those of a size that is no multiple of ALIGNED come last: behind one, no view would
-    begin where vectorised kernels, the fused optimizers' among them, can read it.
+    ``flat`` holds the gradients and, behind them, one number per parameter that is 0 if no rank
+    used it. ``views`` are the parts of ``flat``. ``payload`` is sent: ``flat`` itself, or its copy
+    in ``payload_dtype``. Parameters whose size is no multiple of ALIGNMENT come last: views behind
+    them would not be aligned for vectorised kernels, such as those of fused optimizers.
     """
 
     def __init__(
@@ -49,15 +55,14 @@ class Bucket:
 
     @property
     def is_full(self) -> bool:
-        """Whether every parameter's gradient of this backward is there."""
         return len(self.ready) == len(self.parameters)
 
     def gather(self, weight: float | None, *, accumulate: bool) -> None:
-        """Take the gradients in, weighted; ``keep`` adds them to what earlier parts left here.
+        """Copy the gradients in, weighted; ``accumulate`` adds them to earlier micro-batches.
 
-        ``weight`` None leaves them as they are: the sum is divided elsewhere. Parameters without
-        a gradient count zero. A gradient that an earlier backward of the same step exchanged is
-        in its view already, and a weighted sum of equals leaves it as it is.
+        ``weight`` None leaves them unscaled: the all-reduce averages. A missing gradient counts as
+        zero. A gradient that an earlier backward of the same step exchanged is in its view
+        already, and a weighted sum of equal values leaves it unchanged.
         """
         gradients = [_gradient(parameter) for parameter in self.parameters]
         if accumulate:
@@ -68,10 +73,10 @@ class Bucket:
             self.flat.mul_(weight)
 
     def _copy_in(self, gradients: Sequence[Tensor | None]) -> None:
-        """Copy the gradients in: usually all at once, one after the other.
+        """Usually one ``torch.cat``, a single kernel that uses the whole GPU.
 
-        On a GPU that is one kernel that uses all of it. The copies of a list of tensors use a
-        block for every 65,536 numbers, and take three times as long for gradients of cnn10.
+        ``_foreach_copy_`` uses one block per 65,536 numbers and takes three times as long for the
+        gradients of cnn10.
         """
         pairs = list(zip(self.views, gradients, strict=True))
         if all(g is not None and _has_layout_of(g, view) for view, g in pairs):
@@ -102,38 +107,37 @@ class Bucket:
             torch._foreach_add_(views, added, alpha=weight)
         self._used.add_(self._flags(gradients))
 
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
     def has_exchanged_gradient(self) -> bool:
-        """Whether a gradient here is one that was exchanged before and not cleared since."""
+        """Return whether a gradient was exchanged before and not cleared since."""
         return any(
             parameter.grad is not None and _same_memory(view, parameter.grad)
             for view, parameter in zip(self.views, self.parameters, strict=True)
         )
 
     def assign_gradients(self, *, check_unused: bool) -> None:
-        """Give every parameter its part of the sum as its gradient.
+        """Set every parameter's gradient to its part of the sum.
 
-        ``ask``: some parameter was not used here; one that was used nowhere gets None, so that
-        the optimizer leaves it alone, as it would on one device. Reading that waits for the
-        device, but only then. A graph cannot ask: it takes the last answer, since in it every
-        rank does as it did.
+        ``check_unused``: a parameter was not used on this rank. If no rank used it, its gradient
+        becomes None, so that the optimizer skips it as on one device. Reading this waits for the
+        device. A CUDA graph takes the last answer, since its replays repeat the same step.
         """
         used = [True] * len(self.parameters)
         if check_unused:
-            if not _is_capturing(self.flat):
+            if not (self.flat.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self._used_flags = (self._used != 0).tolist()
             used = self._used_flags
-        for parameter, view, wanted in zip(self.parameters, self.views, used, strict=True):
-            parameter.grad = view if wanted else None
-
-
-def _is_capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+        for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
+            parameter.grad = view if is_used else None
 
 
 def _view_like(part: Tensor, parameter: nn.Parameter) -> Tensor:
-    """``part`` [numel] in the parameter's shape and order of axes, as fused optimizers want it.
+    """``part`` [numel] in the parameter's shape and strides, which fused optimizers need.
 
-    A parameter with gaps in it, an expanded one, gets its gradient in the usual order.
+    The gradient of an expanded parameter is contiguous.
     """
     dense = torch.empty_like(parameter, device="meta").stride()
     return part.as_strided(parameter.shape, dense, part.storage_offset())
@@ -158,37 +162,19 @@ def _has_layout_of(gradient: Tensor, view: Tensor) -> bool:
     return alike and gradient.dtype == view.dtype and not _same_memory(view, gradient)
 
 
-# Our own gradient exchange: bucketed all-reduce that runs while backward still computes.
-#
-# Works on the user's own module through public hooks, without wrapping it. Parameters fill
-# buckets in reverse order of registration, which is about the order in which backward reaches
-# them; a full bucket is summed over the ranks at once, in the same order on every rank (S. Li and
-# others, PyTorch Distributed, VLDB 2020). Unlike DistributedDataParallel it weights each rank's
-# gradient by its share of the global batch, so that shares that differ give the gradient of the
-# whole batch, and it needs no search for unused parameters: whatever has not come when backward
-# ends counts zero, and what no rank has used keeps no gradient.
-
-FIRST_BUCKET_BYTES = 2**20
-"""The first bucket is small, so that the exchange begins early."""
-BUCKET_BYTES = 25 * 2**20
-"""As DistributedDataParallel has them by default."""
+FIRST_BUCKET_BYTES = 2**20  # small, so that the exchange begins early
+BUCKET_BYTES = 25 * 2**20  # default of DistributedDataParallel
 
 
 @dataclass(frozen=True)
 class PendingBucket:
-    """A bucket under way; ``ask`` as for ``Bucket.hand_back``."""
+    """A bucket whose all-reduce was launched; ``check_unused`` as in ``assign_gradients``."""
 
     bucket: Bucket
     work: Any
     check_unused: bool
 
-    def clear_gradients(self) -> None:
-        """Take the rank's own gradients away."""
-        for parameter in self.bucket.parameters:
-            parameter.grad = None
-
     def complete(self) -> None:
-        """Wait for the sum, and give the parameters their gradients."""
         if self.work is not None:
             self.work.wait()
         if self.bucket.payload is not self.bucket.flat:
@@ -197,14 +183,18 @@ class PendingBucket:
 
 
 class GradientExchange:
-    """Sums gradients over all ranks, weighted by the ledger's shares, during backward.
+    """Sums gradients over all ranks during backward, weighted by ``current_share``.
 
-    ``finished`` counts the backwards whose gradients were exchanged.
     After ``loss.backward()`` every parameter's ``grad`` is that of the mean loss over the global
-    batch, on every rank. In a part of a step that is not the last, gradients are kept aside and
-    ``grad`` is None, so that an optimizer that steps anyway does nothing. ``groups`` are
-    parameters in the order of forward; no bucket holds some of two groups. The first bucket of
-    a group is small, unless all gradients of a group come ``together``.
+    batch, on every rank. Before the last micro-batch of a step, gradients are accumulated in the
+    buckets and ``grad`` is None, so that an optimizer step does nothing.
+    ``completed_backwards`` counts the backwards whose gradients were exchanged.
+
+    Args:
+        groups: Parameters in the order of forward. No bucket spans two groups.
+        payload_dtype: Type that gradients are sent in; None for their own.
+        single_bucket: All gradients of a group arrive at once: no small first bucket.
+        all_reduce: Replaces ``dist.all_reduce`` in experiments.
     """
 
     def __init__(
@@ -238,33 +228,35 @@ class GradientExchange:
 
     def _register_parameters(self) -> None:
         before = self._locations
-        parts = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
-        new = [p for part in parts for p in part if p not in before]
+        groups = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
+        new = [p for group in groups for p in group if p not in before]
         if before and not new:
             return
         self.buckets = [
             Bucket(filled, self._payload_dtype)
-            for part in reversed(parts)
-            for filled in split_into_buckets(part, *self._sizes)
+            for group in reversed(groups)
+            for filled in split_into_buckets(group, *self._sizes)
         ]
         self._locations = {
             parameter: (number, place)
             for number, bucket in enumerate(self.buckets)
             for place, parameter in enumerate(bucket.parameters)
         }
-        self._handles += [_register_hook(parameter, self._on_gradient) for parameter in new]
+        self._handles += [
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            for parameter in new
+        ]
 
     @property
     def is_accumulating(self) -> bool:
-        """Whether earlier parts of the current step left their gradients here."""
         return self._accumulating
 
     def after_replay(self) -> None:
-        """A part of a step was made without this object's hooks, by a graph."""
+        """A CUDA graph made a micro-batch without calling the hooks."""
         self._accumulating = not self._current_share.share.is_last
 
     def reset(self) -> None:
-        """A backward is over, perhaps with an error: the next one begins anew."""
+        """Prepare for the next backward, also after an error."""
         for bucket in self.buckets:
             bucket.ready.clear()
         self._works.clear()
@@ -272,39 +264,38 @@ class GradientExchange:
         self._running = False
 
     def begin_epoch(self) -> None:
-        """An epoch begins: a step whose loop was left between two parts is forgotten.
+        """Discard an unfinished step and register parameters that were unfrozen since.
 
-        What a script has thawed since the last one is exchanged from now on. What it has frozen
-        still is, without a gradient: some scripts freeze a model for a part of every step.
+        Frozen parameters stay registered, without a gradient: some scripts freeze a model for a
+        part of every step.
         """
         self.reset()
         self._accumulating = False
         self._register_parameters()
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let the last bucket travel on while ``optimizer`` updates what the others hold.
+        """Let the last bucket overlap with the optimizer's update of the other parameters.
 
-        Its step then runs twice, each time over parameters that have a gradient, as all of
-        torch's optimizers do. Not for what reads all gradients at once: clipping, a loss scale.
+        The optimizer steps twice, each time over the parameters that have a gradient, as all
+        optimizers of torch do. Not for code that reads all gradients: clipping, a loss scale.
         """
         self._overlaps = len(self.buckets) > 1
         optimizer.register_step_post_hook(self._update_pending)
 
     def _update_pending(self, optimizer: torch.optim.Optimizer, *_called_with: Any) -> None:
-        late, self._pending = self._pending, None
-        if late is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return
-        own = set(late.bucket.parameters)
+        own = set(pending.bucket.parameters)
         updated = [(p, p.grad) for p in self._locations if p not in own]
         for parameter, _ in updated:
             parameter.grad = None
-        late.complete()
+        pending.complete()
         optimizer.step()
         for parameter, gradient in updated:
             parameter.grad = gradient
 
     def remove(self) -> None:
-        """Leave the parameters alone again."""
         for handle in self._handles:
             handle.remove()
 
@@ -315,7 +306,7 @@ class GradientExchange:
         bucket = self.buckets[number]
         if place in bucket.ready:
             raise UsageError(
-                "a parameter's gradient came twice in one backward (reentrant checkpointing); "
+                "a parameter got two gradients in one backward (reentrant checkpointing); "
                 "next: torch.utils.checkpoint(..., use_reentrant=False)"
             )
         bucket.ready.add(place)
@@ -324,9 +315,11 @@ class GradientExchange:
 
     def _begin_backward(self) -> None:
         if self._pending is not None:
-            raise UsageError("a second backward before optimizer.step(); next: one of each a step")
+            raise UsageError(
+                "a second backward before optimizer.step(); next: one backward per step"
+            )
         self._running = True
-        # What DistributedDataParallel and FSDP use to learn that this backward is over.
+        # DistributedDataParallel and FSDP use the same callback for the end of backward.
         torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
 
     def _launch_bucket(self, bucket: Bucket) -> None:
@@ -334,16 +327,20 @@ class GradientExchange:
         share = self._current_share.share
         if share.micro_batches > 1 and bucket.has_exchanged_gradient():
             raise UsageError(
-                "a gradient of the last step is still there, or a part of a step had a second "
-                "backward; next: optimizer.zero_grad() after optimizer.step(), one backward a part"
+                "a gradient of the last step was not cleared, or a micro-batch had a second "
+                "backward; next: optimizer.zero_grad() after optimizer.step(), one backward each"
             )
-        average = self._can_average(bucket)
+        average = (
+            share.micro_batches == 1
+            and self._current_share.is_even(self._world_size)
+            and self._world_size > 1
+            and bucket.flat.is_cuda
+        )
         bucket.gather(None if average else share.weight, accumulate=self._accumulating)
         if share.is_last:
             self._send(bucket, average)
         else:
-            for parameter in bucket.parameters:
-                parameter.grad = None
+            bucket.clear_gradients()
 
     def _send(self, bucket: Bucket, average: bool) -> None:
         if bucket.payload is not bucket.flat:
@@ -352,12 +349,6 @@ class GradientExchange:
             how = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
             self._works.append(self._all_reduce(bucket.payload, op=how, async_op=True))
 
-    def _can_average(self, bucket: Bucket) -> bool:
-        even = self._current_share.share.micro_batches == 1 and self._current_share.is_even(
-            self._world_size
-        )
-        return even and self._world_size > 1 and bucket.flat.is_cuda
-
     def _finish_backward(self) -> None:
         missing = [not bucket.is_full for bucket in self.buckets]
         while self._next < len(self.buckets):
@@ -365,34 +356,33 @@ class GradientExchange:
         last = self._current_share.share.is_last
         if last:
             works = self._works or [None] * len(self.buckets)
-            under_way = [*map(PendingBucket, self.buckets, works, missing)]
+            pending = [*map(PendingBucket, self.buckets, works, missing)]
             if self._overlaps:
-                self._pending = under_way.pop()
-                self._pending.clear_gradients()
-            for travelling in under_way:
-                travelling.complete()
+                self._pending = pending.pop()
+                self._pending.bucket.clear_gradients()
+            for bucket in pending:
+                bucket.complete()
         self.reset()
         self._accumulating = not last
         self.completed_backwards += last
 
 
-def _register_hook(parameter: nn.Parameter, arrive: Callable[[Tensor], None]) -> RemovableHandle:
-    handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(arrive)  # type: ignore[no-untyped-call]
-    return handle
-
-
 def split_into_buckets(
     parameters: Sequence[nn.Parameter], bucket_bytes: int, first_bytes: int
 ) -> list[list[nn.Parameter]]:
-    """Parameters of one type and device together, last first, up to ``bucket_bytes`` a bucket.
+    """Group parameters of one type and device, last first, up to ``bucket_bytes`` a bucket.
 
-    The first bucket holds up to ``first_bytes``; any holds one parameter at least.
+    The first bucket holds up to ``first_bytes``; every bucket holds at least one parameter.
     """
     groups: list[list[nn.Parameter]] = []
     filled, limit = 0, first_bytes
     for parameter in reversed(parameters):
         size = parameter.numel() * parameter.element_size()
-        if groups and filled + size <= limit and _same_type_and_device(groups[-1][0], parameter):
+        same = groups and (groups[-1][0].dtype, groups[-1][0].device) == (
+            parameter.dtype,
+            parameter.device,
+        )
+        if same and filled + size <= limit:
             groups[-1].append(parameter)
             filled += size
             continue
@@ -400,7 +390,3 @@ def split_into_buckets(
         groups.append([parameter])
         filled = size
     return groups
-
-
-def _same_type_and_device(first: nn.Parameter, second: nn.Parameter) -> bool:
-    return first.dtype == second.dtype and first.device == second.device

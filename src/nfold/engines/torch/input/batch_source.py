@@ -1,6 +1,6 @@
-"""The input of a plan: where a rank's batches come from, and what the device still does to them.
+"""The input of a plan: where a rank's batches come from, and what the device does to them.
 
-Both are chosen once; the step knows neither the placement of the data nor that of augmentation.
+Both are chosen once. A step does not depend on where the data and the augmentation are.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from nfold.engines.torch.input.preprocessing import Normalize, build_augmentatio
 from nfold.engines.torch.input.rate_cache import rate_notes
 
 Operations = tuple[tuple[str, int], ...]
+# samples on the device, epoch int64 [] -> input of the model
 PrepareInput = Callable[[InputSamples, Tensor], Tensor]
-"""Samples on the device and their epoch, int64 [], to the model's input."""
 
 
 class BatchSource(Protocol):
-    """A rank's batches on its device: set ``epoch``, then iterate over it."""
+    """A rank's batches on its device: set ``epoch``, then iterate."""
 
     epoch: int
 
@@ -64,50 +64,51 @@ class BatchSource(Protocol):
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """What a reader of the measurement has to know about it, as (kind, text)."""
+        """Caveats of the measurement, as (kind, text)."""
 
-    def __len__(self) -> int:
-        """Batches of one iteration."""
+    def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of ``epoch``, or of a run in steps all of them."""
+        """The batches of ``epoch``, or all batches of a run measured in steps."""
 
     def unpack(self, tensors: Tensors) -> InputSamples:
-        """The samples that a batch's tensors are, or stand for; may be captured in a graph."""
+        """Return the samples of a batch's tensors; may be captured in a CUDA graph."""
 
 
 def build_source(
     arrays: DataSetArrays, task: Task, operations: Operations, devices: Devices
 ) -> BatchSource:
-    """The batches of the plan; raises OutOfMemory where resident data would not fit."""
-    stream = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
+    """Return the batches of the plan. Raises OutOfMemory if resident data do not fit."""
+    sampler = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
     if task.plan.input == "resident":
-        return _build_resident_source(arrays, stream, task, devices)
+        left, samples = available_bytes(task, devices), len(arrays.train_labels)
+        device, ranks = devices.primary, task.world_size
+        if fits_unsharded(dataset_bytes(arrays), samples, left, ranks=ranks, device=device):
+            return ResidentSource(arrays, sampler, device)
+        return ShardedSource(arrays, sampler, task, device)
     on_cpu = build_augmentation(operations, arrays, task.plan.seed, torch.device("cpu"))
     in_worker = on_cpu if task.plan.augment == "cpu" else None
-    return LoaderSource(ArrayBatches(arrays, in_worker), task, stream, devices.primary)
+    return LoaderSource(ArrayBatches(arrays, in_worker), task, sampler, devices.primary)
 
 
 def build_image_source(
     photographs: PhotographSet, arrays: DataSetArrays, task: Task, devices: Devices
 ) -> BatchSource:
-    """The batches of photographs, decoded and distorted where the plan says."""
-    stream = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
+    """Return the batches of photographs, decoded and distorted where the plan says."""
+    sampler = BatchKeySampler(len(arrays.train_labels), task, limit=_step_limit(task))
     size = arrays.train_images.shape[1]
     if task.plan.input == "resident":
-        return ResidentImageSource(photographs, stream, size, task, devices)
+        return ResidentImageSource(photographs, sampler, size, task, devices)
     batches: Dataset[Batch]
-    land: ToDevice
+    transfer: ToDevice
     if task.plan.decode == "device":
-        batches, land = (
-            JpegBatches(photographs.train, task, size),
-            NvjpegTransfer(size, torchvision_decoder()),
-        )
+        batches = JpegBatches(photographs.train, task, size)
+        transfer = NvjpegTransfer(size, torchvision_decoder())
     else:
         batches = ImageBatches(photographs.train, task, size)
-        land = CanvasTransfer(size) if task.plan.augment == "device" else copy_batch
+        transfer = CanvasTransfer(size) if task.plan.augment == "device" else copy_batch
     notes = (*photographs.notes, *rate_notes(task))
-    return LoaderSource(batches, task, stream, devices.primary, land, notes)
+    return LoaderSource(batches, task, sampler, devices.primary, transfer, notes)
 
 
 def _step_limit(task: Task) -> int | None:
@@ -117,7 +118,7 @@ def _step_limit(task: Task) -> int | None:
 def build_image_preparation(
     arrays: DataSetArrays, task: Task, normalize: Normalize, devices: Devices
 ) -> PrepareInput:
-    """Distorts on the device, where the plan places it there, then normalises."""
+    """Return a function that distorts on the device, if the plan says so, and normalises."""
     if task.plan.augment == "cpu":
         return lambda samples, _: normalize(samples.images)
     distort = DeviceDistortion(arrays.train_images.shape[1], task.plan.seed, devices.primary)
@@ -136,9 +137,9 @@ def build_preparation(
     normalize: Normalize,
     devices: Devices,
 ) -> PrepareInput:
-    """Augments on the device, where the plan places it there, then normalises."""
-    left = operations if task.plan.augment == "device" else ()
-    augment = build_augmentation(left, arrays, task.plan.seed, devices.primary)
+    """Return a function that augments on the device, if the plan says so, and normalises."""
+    on_device = operations if task.plan.augment == "device" else ()
+    augment = build_augmentation(on_device, arrays, task.plan.seed, devices.primary)
 
     def prepare(samples: InputSamples, epoch: Tensor) -> Tensor:
         return normalize(augment(samples.images, samples.ids, epoch))
@@ -146,50 +147,35 @@ def build_preparation(
     return prepare
 
 
-def _build_resident_source(
-    arrays: DataSetArrays, stream: BatchKeySampler, task: Task, devices: Devices
-) -> BatchSource:
-    samples, device = len(arrays.train_labels), devices.primary
-    left = available_bytes(task, devices)
-    if fits_unsharded(dataset_bytes(arrays), samples, left, ranks=task.world_size, device=device):
-        return ResidentSource(arrays, stream, device)
-    return ShardedSource(arrays, stream, task, device)
-
-
-# What experiments put in place of parts of a training. Where nothing is left out, no-ops.
-#
-# Which one is taken is decided once, before the first step; no step asks.
-
+# Replayed batches: a whole epoch of up to MAX_WHOLE_EPOCH, else the first REPLAYED_BATCHES.
 MAX_WHOLE_EPOCH, REPLAYED_BATCHES = 64, 16
-"""Batches that are replayed: all of an epoch of up to so many, else the first ones."""
 
 
 def replay_source(source: BatchSource, task: Task, devices: Devices) -> BatchSource:
-    """The source, or its first batches again and again, from the host or from the device."""
+    """Return the source, or one that replays its first batches, by the task's variant."""
     kind = task.variant.input
     return build_replays(source, {kind}, devices).get(kind, source)
 
 
 def build_replays(source: BatchSource, kinds: Set[str], devices: Devices) -> dict[str, BatchSource]:
-    """For each of these kinds of input but the real one, what gives the same first batches again.
+    """Return sources that replay the first batches, by the kinds of input other than ``real``.
 
-    None for data that are on the device already.
+    Empty for data that are on the device already.
     """
-    wanted = sorted(kinds - {"real"})
-    if not wanted or not isinstance(source, LoaderSource):
+    replayed = sorted(kinds - {"real"})
+    if not replayed or not isinstance(source, LoaderSource):
         return {}
     steps = source.steps_per_epoch
-    first = list(
-        islice(source.host_batches(), steps if steps <= MAX_WHOLE_EPOCH else REPLAYED_BATCHES)
-    )
+    count = steps if steps <= MAX_WHOLE_EPOCH else REPLAYED_BATCHES
+    first = list(islice(source.host_batches(), count))
     return {
         kind: ReplayedSource(source, first, devices.primary, resident=kind == "resident")
-        for kind in wanted
+        for kind in replayed
     }
 
 
 class ReplayedSource:
-    """A loader's ``first`` batches, over and over, as many as it would have given."""
+    """Repeats the first batches of a loader, from the host or, ``resident``, from the device."""
 
     def __init__(
         self,
@@ -199,47 +185,41 @@ class ReplayedSource:
         *,
         resident: bool,
     ) -> None:
-        self._batches = (
-            [source.to_device(batch, device) for batch in batches] if resident else batches
-        )
+        if resident:
+            batches = [source.to_device(batch, device) for batch in batches]
+        self._batches = batches
         self._device = None if resident else device
         self._source = source
         self.epoch = 0
 
     @property
     def data_bytes(self) -> int:
-        """Of the batches, where they stay on the device."""
-        held = self._batches if self._device is None else []
-        return sum(tensor.nbytes for batch in held for tensor in batch.tensors)
+        resident = self._batches if self._device is None else []
+        return sum(tensor.nbytes for batch in resident for tensor in batch.tensors)
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """None."""
         return ()
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Batch]:
-        again = islice(cycle(self._batches), len(self))
-        return iter(
-            again
-            if self._device is None
-            else prefetch_batches(again, self._device, self._source.to_device)
-        )
+        batches = islice(cycle(self._batches), len(self))
+        if self._device is None:
+            return batches
+        return iter(prefetch_batches(batches, self._device, self._source.to_device))
 
     def unpack(self, tensors: Tensors) -> InputSamples:
-        """As the loader's."""
         return self._source.unpack(tensors)
 
 
 def synchronize_start(task: Task) -> None:
-    """Let ranks that do not wait for each other at least begin at the same time.
+    """Let ranks that do not synchronize begin at the same time.
 
-    Sets the threads that an experiment asks for, too.
+    Also sets the number of threads of the variant.
     """
-    left_out = task.variant
-    if left_out.threads is not None:
-        torch.set_num_threads(left_out.threads)
-    if not left_out.ranks_synchronize:
+    if task.variant.threads is not None:
+        torch.set_num_threads(task.variant.threads)
+    if not task.variant.ranks_synchronize:
         data_parallel.barrier(task.world_size)

@@ -1,10 +1,9 @@
-"""Batches on the device: on a GPU copied one ahead, beside the step, on a stream of their own."""
+"""Loaders of built-in workloads, and the prefetching of batches to a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -20,16 +19,15 @@ from nfold.engines.base import Task
 from nfold.engines.sampling import SampleIds, sample_hash
 from nfold.engines.torch.batch import Batch, CanvasTensors, InputSamples, SampleTensors, Tensors
 from nfold.engines.torch.input.preprocessing import Augment
-from nfold.engines.torch.nested_tensors import map_tensors
+from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 
 Item = TypeVar("Item")
 Pending = TypeVar("Pending")
+# queues all work that moves a batch to the device, on the current stream
 ToDevice = Callable[[Batch, torch.device], Batch]
-"""What queues everything that brings a batch to the device, on the current stream."""
 
 
 def copy_batch(batch: Batch, device: torch.device) -> Batch:
-    """The same batch on ``device``; on a CPU device it is there already."""
     if device.type != "cuda":
         return batch
     return batch.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
@@ -38,7 +36,7 @@ def copy_batch(batch: Batch, device: torch.device) -> Batch:
 def prefetch_batches(
     batches: Iterable[Batch], device: torch.device, to_device: ToDevice = copy_batch
 ) -> Iterable[Batch]:
-    """The batches as ``land`` brings them to ``device``."""
+    """Return the batches on ``device``, moved by ``to_device``."""
     return prefetch_items(
         batches, device, lambda batch: to_device(batch, device), lambda batch: batch.tensors
     )
@@ -50,7 +48,10 @@ def prefetch_items(
     to_device: Callable[[Item], Item],
     tensors: Callable[[Item], Iterable[Tensor]],
 ) -> Iterable[Item]:
-    """The items as ``land`` brings them to ``device``; ``tensors`` are those of one there."""
+    """Return the items on ``device``, moved by ``to_device``; ``tensors`` lists those of one item.
+
+    On a GPU the next item is copied during the current step, on a stream of its own.
+    """
     if device.type != "cuda":
         return map(to_device, items)
     copies = CopyStream(device, to_device, tensors)
@@ -60,7 +61,7 @@ def prefetch_items(
 def one_ahead(
     items: Iterable[Item], begin: Callable[[Item], Pending], finish: Callable[[Pending], Item]
 ) -> Iterator[Item]:
-    """Every item through ``begin`` and ``finish``; the next one begins before one is given out."""
+    """Yield every item through ``begin`` and ``finish``; begins the next one before each."""
     remaining = iter(items)
     begun = [begin(item) for item in islice(remaining, 1)]
     for item in remaining:
@@ -71,10 +72,7 @@ def one_ahead(
 
 
 class CopyStream(Generic[Item]):
-    """Copies from page-locked memory on a side stream; the step's stream waits, not the host.
-
-    ``land`` and ``tensors`` are as for ``brought``.
-    """
+    """Copies from page-locked memory on a side stream, for which the step's stream waits."""
 
     def __init__(
         self,
@@ -88,18 +86,18 @@ class CopyStream(Generic[Item]):
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def begin(self, item: Item) -> tuple[Item, torch.cuda.Event]:
-        """Start copying; returns the item on the device and the event after its copies.
+        """Start copying; return the item on the device and the event after its copies.
 
-        The host's memory stays taken until they are done (by PyTorch).
+        PyTorch keeps the host's memory until the copies are done.
         """
         with torch.cuda.stream(self._stream):
             return self._to_device(item), self._stream.record_event()
 
     def finish(self, copying: tuple[Item, torch.cuda.Event]) -> Item:
-        """Let the current stream wait for the copies, and keep their memory until it is through.
+        """Let the current stream wait for the copies, and keep their memory until it has used them.
 
-        Without ``record_stream`` the allocator would give the memory, which belongs to the side
-        stream, to the next copy as soon as Python forgets the item, while the step still reads.
+        Without ``record_stream`` the allocator would reuse the memory, which belongs to the side
+        stream, as soon as Python frees the item, while the step still reads it.
         """
         item, copied = copying
         current = torch.cuda.current_stream(self._device)
@@ -110,17 +108,13 @@ class CopyStream(Generic[Item]):
         return item
 
 
-# Batches of any form, tensors inside tuples, lists and dictionaries, moved to a device.
-#
-# On a GPU a loader's batches are copied one ahead, as in nfold's own training (prefetch.py).
-
 Description = TypeVar("Description")
 
 
 def to_device(
     value: Any, device: torch.device, memory_format: torch.memory_format | None = None
 ) -> Any:
-    """``value`` with its tensors on ``device``, images [n, c, h, w] in the format ``memory``."""
+    """Return ``value`` with its tensors on ``device``, images [n, c, h, w] in ``memory_format``."""
 
     def move(tensor: Tensor) -> Tensor:
         if memory_format is not None and tensor.dim() == 4:
@@ -133,33 +127,21 @@ def to_device(
 def prefetch_to_device(
     batches: Iterable[tuple[Description, Any, Tensor]], device: torch.device
 ) -> Iterable[tuple[Description, Any, Tensor]]:
-    """What a loader reads, (about it, batch, ids), the batch on ``device``."""
+    """Return the (description, batch, ids) of a loader, the batch on ``device``."""
 
-    def land(read: tuple[Description, Any, Tensor]) -> tuple[Description, Any, Tensor]:
-        about, batch, ids = read
-        return about, to_device(batch, device), ids
+    def move(item: tuple[Description, Any, Tensor]) -> tuple[Description, Any, Tensor]:
+        description, batch, ids = item
+        return description, to_device(batch, device), ids
 
-    return prefetch_items(batches, device, land, lambda read: _collect_tensors(read[1]))
-
-
-def _collect_tensors(value: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return found
+    return prefetch_items(batches, device, move, lambda item: collect_tensors(item[1]))
 
 
-MAX_READY_FRACTION = 0.1
-"""The part of the timed steps whose input may lie ready before they begin."""
+MAX_READY_FRACTION = 0.1  # part of the timed steps whose batches may be ready before they begin
 
 
 @dataclass(frozen=True)
 class BatchKey:
-    """One rank's part of one global batch: sample ids, and how many count (the rest pad)."""
+    """One rank's part of one global batch: ``ids``, of which ``count`` count (others pad)."""
 
     epoch: int
     ids: SampleIds
@@ -168,7 +150,7 @@ class BatchKey:
 
 
 class BatchKeySampler(sampling.EpochSampler, Sampler[BatchKey]):
-    """The keys of one rank, epoch by epoch, or without end across epochs."""
+    """The keys of one rank: epoch by epoch, or up to ``limit`` steps."""
 
     def __init__(self, samples: int, task: Task, *, limit: int | None = None) -> None:
         sampling.EpochSampler.__init__(
@@ -183,41 +165,36 @@ class BatchKeySampler(sampling.EpochSampler, Sampler[BatchKey]):
 
 
 class ArrayBatches(Dataset[Batch]):
-    """Whole batches by key: gathered and hashed in one go, in a loader worker.
+    """Batches by key, gathered and hashed in a loader worker.
 
-    ``augment`` is applied there too; without it the ids go with the images, so that they are
-    augmented on the device.
+    ``augment`` is applied in the worker. Without it the ids are part of the batch, for
+    augmentation on the device.
     """
 
     def __init__(self, arrays: DataSetArrays, augment: Augment | None) -> None:
         self._images = arrays.train_images
         self._labels = arrays.train_labels
-        self._augment = partial(_augment_images, augment) if augment else _keep_images
+        self._augment = augment
 
     def __getitem__(self, key: BatchKey) -> Batch:
-        ids = torch.from_numpy(key.ids)
-        images, ids = self._augment(torch.from_numpy(self._images[key.ids]), ids, key.epoch)
-        return Batch(
-            tensors=(images, torch.from_numpy(self._labels[key.ids]), ids),
-            epoch=key.epoch,
-            count=key.count,
-            global_count=key.global_count,
-            sample_hash=sample_hash(key.ids[: key.count]),
-        )
+        images, ids = torch.from_numpy(self._images[key.ids]), torch.from_numpy(key.ids)
+        if self._augment is not None:
+            images, ids = self._augment(images, ids, key.epoch), torch.empty(0, dtype=torch.int64)
+        return build_batch(key, (images, torch.from_numpy(self._labels[key.ids]), ids))
 
 
-def _augment_images(
-    augment: Augment, images: Tensor, ids: Tensor, epoch: int
-) -> tuple[Tensor, Tensor]:
-    return augment(images, ids, epoch), torch.empty(0, dtype=torch.int64)
-
-
-def _keep_images(images: Tensor, ids: Tensor, _epoch: int) -> tuple[Tensor, Tensor]:
-    return images, ids
+def build_batch(key: BatchKey, tensors: Tensors) -> Batch:
+    return Batch(
+        tensors=tensors,
+        epoch=key.epoch,
+        count=key.count,
+        global_count=key.global_count,
+        sample_hash=sample_hash(key.ids[: key.count]),
+    )
 
 
 class LoaderSource:
-    """Batches from a DataLoader, on the device; iterate once an epoch, after setting ``epoch``."""
+    """Batches of a DataLoader, on the device; set ``epoch``, then iterate once per epoch."""
 
     def __init__(
         self,
@@ -232,11 +209,11 @@ class LoaderSource:
         self._loader = build_loader(batches, task, sampler)
         self._device = device
         self.to_device = to_device
-        self._notes = (*notes, *queued_input_notes(task.plan))
+        self.notes = (*notes, *queued_input_notes(task.plan))
+        self.data_bytes = 0  # nothing stays on the device
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration is."""
         return self._sampler.epoch
 
     @epoch.setter
@@ -244,22 +221,10 @@ class LoaderSource:
         self._sampler.epoch = epoch
 
     @property
-    def data_bytes(self) -> int:
-        """None of the data set stays on the device."""
-        return 0
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        """What there is to say of the data set."""
-        return self._notes
-
-    @property
     def steps_per_epoch(self) -> int:
-        """Batches of one pass over the data."""
         return self._sampler.steps_per_epoch
 
     def host_batches(self) -> Iterator[Batch]:
-        """The batches as the loader gives them, not yet on the device."""
         return iter(self._loader)
 
     def __len__(self) -> int:
@@ -269,27 +234,24 @@ class LoaderSource:
         return iter(prefetch_batches(self._loader, self._device, self.to_device))
 
     def unpack(self, tensors: Tensors) -> InputSamples:
-        """The samples, which the tensors are."""
-        return (
-            SampleTensors(*tensors)
-            if len(tensors) == len(SampleTensors._fields)
-            else CanvasTensors(*tensors)
-        )
+        if len(tensors) == len(SampleTensors._fields):
+            return SampleTensors(*tensors)
+        return CanvasTensors(*tensors)
 
 
 def queued_input_notes(plan: Plan) -> tuple[tuple[str, str], ...]:
-    """A doubt where a run and its warm-up are too short to show how fast its workers are.
+    """Return a caveat if the run is too short to show the speed of its workers.
 
-    While the first steps are compiled and warm up, workers fill their queues; timed steps that
-    take from there wait for nobody.
+    During compilation and warm-up, workers fill their queues; the first timed steps do not wait.
     """
     ready, steps = PREFETCH_BATCHES * (plan.workers or 0), plan.steps
     used = (plan.warmup_steps or 0) >= PREFETCH_WARMUP_FACTOR * ready
     if steps is None or ready <= MAX_READY_FRACTION * steps or used:
         return ()
     text = (
-        f"the workers may have had {ready} batches ready when the {steps} timed steps began: they "
-        f"show what the devices can take; next: --steps {round(ready / MAX_READY_FRACTION)} for the workers"
+        f"up to {ready} batches may have been ready before the {steps} timed steps began: the "
+        "result does not show the speed of the workers; "
+        f"next: --steps {round(ready / MAX_READY_FRACTION)}"
     )
     return (("queued_input", text),)
 
@@ -297,10 +259,10 @@ def queued_input_notes(plan: Plan) -> tuple[tuple[str, str], ...]:
 def build_loader(
     batches: Dataset[Batch], task: Task, sampler: BatchKeySampler
 ) -> DataLoader[Batch]:
-    """A DataLoader over ``stream``: persistent workers, batches made ahead, pinned for GPUs.
+    """Return a DataLoader with persistent workers, prefetching, and pinned memory for GPUs.
 
-    It seeds its workers from a generator of its own: how often it does depends on where a
-    resumed run began, and dropout draws from the default one.
+    It has a generator of its own to seed its workers: dropout draws from the default generator,
+    which must not depend on where a resumed run began.
     """
     workers = task.plan.workers or 0
     return DataLoader(

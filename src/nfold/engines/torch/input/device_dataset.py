@@ -1,6 +1,7 @@
-"""What inputs whose samples lie on devices have in common: the order of epochs, made ahead.
+"""Resident input: training data on the devices, whole or sharded.
 
-Samples, order, slices, weights and hashes are the stream's, the same as a loader's.
+A step selects its samples on the device. If the data do not fit on each device, each holds a shard
+and ranks exchange samples in every step. Samples, order and hashes are those of a loader.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,14 +29,12 @@ from nfold.engines.torch.communication.data_parallel import all_reduce_min
 from nfold.engines.torch.devices import Devices, free_bytes
 from nfold.engines.torch.input.dataloader import BatchKeySampler
 
-CHUNK_BYTES = 2**26
-"""Copied at a time: a data set that is a memory map need not fit into the host's memory."""
-Route = TypeVar("Route")
-"""What the host works out for all steps of an epoch before it begins."""
+CHUNK_BYTES = 2**26  # copied at a time: a memory-mapped data set need not fit into memory
+Route = TypeVar("Route")  # computed on the host for all steps of an epoch
 
 
 class EpochPrefetcher(Generic[Route]):
-    """What ``make`` gives for an epoch; that of the next one is made by a thread meanwhile."""
+    """Calls ``make`` for an epoch; a thread makes the next epoch's in the meantime."""
 
     def __init__(self, make: Callable[[int], Route]) -> None:
         self._make = make
@@ -44,11 +43,10 @@ class EpochPrefetcher(Generic[Route]):
         self._begin(0)
 
     def get(self, epoch: int) -> Route:
-        """That of ``epoch``; the one after it is begun."""
         self._begin(epoch)
-        wanted = self._begun.pop(epoch)
+        future = self._begun.pop(epoch)
         self._begin(epoch + 1)
-        return wanted.result()
+        return future.result()
 
     def _begin(self, epoch: int) -> None:
         if epoch not in self._begun:
@@ -56,10 +54,10 @@ class EpochPrefetcher(Generic[Route]):
 
 
 class DeviceSource(ABC, Generic[Route]):
-    """Batches of samples on the device; iterate once an epoch, after setting ``epoch``.
+    """Batches of samples on the device; set ``epoch``, then iterate once per epoch.
 
-    The next epoch's route is made by a thread while one is trained: 50,000 samples take 22 ms,
-    a quarter of an epoch of cnn10 on four H200s.
+    A thread makes the next epoch's route: 50,000 samples take 22 ms, a quarter of an epoch of cnn10
+    on four H200s.
     """
 
     def __init__(
@@ -80,24 +78,22 @@ class DeviceSource(ABC, Generic[Route]):
 
     @abstractmethod
     def build_route(self, order: SampleIds) -> Route:
-        """What the batches of an epoch need, from all ranks' samples in its order; in a thread."""
+        """Return what an epoch's batches need, from the order of all ranks' samples; in a thread."""
 
     @abstractmethod
     def batch_tensors(self, route: Route) -> Iterator[Tensors]:
-        """The tensors of every batch of an epoch, for ``unpack``."""
+        """Yield the tensors of every batch of an epoch, for ``unpack``."""
 
     @abstractmethod
     def unpack(self, tensors: Tensors) -> SampleTensors:
-        """The samples that a batch's tensors are, or stand for."""
+        """Return the samples of a batch's tensors."""
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of the samples on this rank's device."""
         return self._images.nbytes + self._labels.nbytes
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """None."""
         return ()
 
     def __len__(self) -> int:
@@ -110,11 +106,11 @@ class DeviceSource(ABC, Generic[Route]):
 
     def _batches(self, epoch: int, cuts: list[RankSlice]) -> Iterator[Batch]:
         route, hashes = self._prefetcher.get(epoch)
-        now = torch.full((), epoch, dtype=torch.int64, device=self._device)
+        epoch_tensor = torch.full((), epoch, dtype=torch.int64, device=self._device)
         for cut, tensors, hashed in zip(cuts, self.batch_tensors(route), hashes, strict=False):
             yield Batch(
                 tensors=tensors,
-                epoch=now,
+                epoch=epoch_tensor,
                 count=cut.count,
                 global_count=cut.global_count,
                 sample_hash=hashed,
@@ -122,21 +118,17 @@ class DeviceSource(ABC, Generic[Route]):
 
     def _build_epoch(self, epoch: int) -> tuple[Route, list[int]]:
         order = self._sampler.epoch_order(epoch)
-        return self.build_route(order), self._hashes(order[self._positions])
-
-    def _hashes(self, own: SampleIds) -> list[int]:
+        hashes = hash_ids(order[self._positions])
         counted = np.array([cut.count > 0 for cut in self._sampler.slices], dtype=np.uint64)
-        sums: list[int] = (np.add.reduceat(hash_ids(own), self._offsets[:-1]) * counted).tolist()
-        return sums
+        sums = np.add.reduceat(hashes, self._offsets[:-1]) * counted
+        return self.build_route(order), sums.tolist()
 
 
 def slice_positions(slices: Sequence[RankSlice]) -> SampleIds:
-    """Where a rank's samples lie in the order of an epoch, step after step."""
     return np.concatenate([cut.positions for cut in slices])
 
 
 def copy_in_chunks(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy of an array on the device, copied in parts."""
     kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
     target = torch.empty(array.shape, dtype=kind, device=device)
     rows = max(1, CHUNK_BYTES // max(1, array[:1].nbytes))
@@ -147,24 +139,17 @@ def copy_in_chunks(array: npt.NDArray[np.generic], device: torch.device) -> Tens
 
 
 def upload(numbers: SampleIds, device: torch.device) -> Tensor:
-    """On a GPU copied from page-locked memory, so that the host does not wait for the step."""
+    """Copy to the device; on a GPU from page-locked memory, so that the host does not wait."""
     on_host = torch.from_numpy(numbers)
     if device.type == "cuda":
         return on_host.pin_memory().to(device, non_blocking=True)
     return on_host
 
 
-# Resident input: the training set on the device, copied once; a step only selects from it.
-#
-# Nothing is loaded while training: the order of an epoch is one tensor, copied to the device at
-# the epoch's start, of which every step takes the next part.
-
-MAX_FREE_FRACTION = 0.8
-"""The part of a device's free memory that a data set may take; the rest is for the training."""
+MAX_FREE_FRACTION = 0.8  # part of a device's free memory that a data set may take
 
 
 def fits(needed_bytes: int, free_bytes: int) -> bool:
-    """Whether a data set takes at most MOST_OF_FREE of what is free."""
     return needed_bytes <= MAX_FREE_FRACTION * free_bytes
 
 
@@ -176,16 +161,16 @@ def check_fits(
     sharded_bytes: int | None = None,
     advice: str = "--input loader",
 ) -> None:
-    """Raise OutOfMemory where a data set fits neither whole nor, if it can be, sharded.
+    """Raise OutOfMemory if a data set fits neither whole nor, with ``sharded_bytes``, sharded.
 
-    ``instead`` is what a reader is told to do.
+    ``advice`` is the next step in the message.
     """
     if fits(needed_bytes if sharded_bytes is None else sharded_bytes, free_bytes):
         return
-    sharded = "" if sharded_bytes is None else f", sharded {_gib(sharded_bytes)},"
+    sharded = "" if sharded_bytes is None else f" ({_gib(sharded_bytes)} sharded)"
     raise OutOfMemory(
-        f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {device_name}, of whose free "
-        f"{_gib(free_bytes)} it may take {MAX_FREE_FRACTION:.0%}; next: {advice}"
+        f"input 'resident' needs {_gib(needed_bytes)}{sharded} on {device_name}; allowed are "
+        f"{MAX_FREE_FRACTION:.0%} of the free {_gib(free_bytes)}; next: {advice}"
     )
 
 
@@ -198,10 +183,10 @@ def fits_unsharded(
     device: torch.device,
     advice: str = "--input loader",
 ) -> bool:
-    """Whether every device holds the whole data set, else its shard; OutOfMemory for neither.
+    """Return whether every device can hold the whole data set; OutOfMemory if not even its shard.
 
-    All ranks choose by the least that any has free, and must ask together. CPU devices share
-    the host's memory: it takes every rank's copy, or all shards.
+    Ranks agree on the smallest free memory: all must call this. CPU devices share the host's
+    memory, which must hold a copy per rank, or all shards.
     """
     least = all_reduce_min(free_bytes, ranks, device)
     if device.type == "cuda":
@@ -218,16 +203,15 @@ def fits_unsharded(
 
 
 def available_bytes(task: Task, devices: Devices) -> int:
-    """What is free for this rank's device, at most what the machine was said to have."""
+    """Return the free memory for this rank's device, at most that of the task's machine."""
     found = free_bytes(devices.primary)
     if not devices.is_cuda:
         return min(found, task.machine.memory_bytes)
-    said = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
-    return min(found, said.get(devices.primary.index) or found)
+    declared = {gpu.index: gpu.memory_bytes for gpu in task.machine.gpus}
+    return min(found, declared.get(devices.primary.index) or found)
 
 
 def dataset_bytes(arrays: DataSetArrays) -> int:
-    """Bytes of the training images and labels."""
     return arrays.train_images.nbytes + arrays.train_labels.nbytes
 
 
@@ -258,29 +242,19 @@ class ResidentSource(DeviceSource[SampleIds]):
         )
 
 
-# Resident input over several devices: each holds a part of the data set, steps exchange samples.
-#
-# Every rank knows the order of an epoch, and so, before it begins, which samples each rank needs
-# of which other in each step. Nothing is asked for and nothing waits for the device: a step's
-# exchange is one all-to-all of images and one of labels, in order with the step's own collectives.
+# Sharding: every rank knows the order of an epoch, and so which samples each rank needs from which
+# other in each step. A step's exchange is one all-to-all of images and one of labels, in order with
+# the step's own collectives. The host never waits for the device.
 
-Counts = list[list[int]]
-"""Samples per step and rank."""
-
-
-class SliceProvider(Protocol):
-    """Anything that says where each rank's samples lie in the order of an epoch."""
-
-    def slices_of(self, rank: int) -> list[RankSlice]:
-        """A rank's part of every step."""
+Counts = list[list[int]]  # samples by step and rank
 
 
 @dataclass(frozen=True)
 class ShardRoutes:
-    """What one rank sends, receives and how it sorts what came, for all steps of an epoch.
+    """What one rank sends and receives, and the order of what arrives, for all steps of an epoch.
 
-    Step after step: ``sends`` are places in the rank's shard, ordered by the rank that gets them;
-    ``places`` say where in what came each sample of the batch is, and ``ids`` which it is.
+    By step: ``sends`` are positions in the rank's shard, ordered by receiving rank; ``order`` is
+    the position of each sample of the batch among the received ones, and ``ids`` its id.
     """
 
     sends: SampleIds
@@ -291,36 +265,40 @@ class ShardRoutes:
 
 
 class ShardRouter:
-    """Who has which sample, and who needs it when. Rank r has the r-th of equal parts."""
+    """Knows which rank holds each sample, and by ``slices`` per rank which one needs it in which step.
 
-    def __init__(self, samples: int, slice_provider: SliceProvider, rank: int, ranks: int) -> None:
-        starts = [place * samples // ranks for place in range(ranks + 1)]
+    Rank r holds the r-th of equal parts.
+    """
+
+    def __init__(self, samples: int, slices: Sequence[list[RankSlice]], rank: int) -> None:
+        ranks = len(slices)
+        starts = [part * samples // ranks for part in range(ranks + 1)]
         self.own_range = range(starts[rank], starts[rank + 1])
         self._starts = np.array(starts[:-1])
         self._rank = rank
-        cuts = [slice_provider.slices_of(one) for one in range(ranks)]
-        self._positions = [slice_positions(each) for each in cuts]
-        self._steps = [_steps([len(cut.positions) for cut in each]) for each in cuts]
-        self._shape = len(cuts[rank]), ranks
+        self._positions = [slice_positions(each) for each in slices]
+        self._steps = [
+            np.repeat(np.arange(len(each)), [len(cut.positions) for cut in each]) for each in slices
+        ]
+        self._shape = len(slices[rank]), ranks
 
     def routes(self, order: SampleIds) -> ShardRoutes:
-        """The routes of an epoch, from all ranks' samples in its order."""
+        """Return the routes of an epoch, from the order of all ranks' samples."""
         sends, send_counts = self._sends(order)
         ids = order[self._positions[self._rank]]
         arrival, receive_counts = self._grouped(self._steps[self._rank], self._owners(ids))
-        places = np.empty_like(arrival)
-        places[arrival] = np.arange(len(arrival)) - _starts(receive_counts)
-        return ShardRoutes(sends, send_counts.tolist(), places, receive_counts.tolist(), ids)
+        sizes = receive_counts.sum(axis=1)
+        positions = np.empty_like(arrival)
+        positions[arrival] = np.arange(len(arrival)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        return ShardRoutes(sends, send_counts.tolist(), positions, receive_counts.tolist(), ids)
 
     def _sends(self, order: SampleIds) -> tuple[SampleIds, SampleIds]:
-        ids = np.concatenate([order[needed] for needed in self._positions])
+        ids = np.concatenate([order[positions] for positions in self._positions])
         steps = np.concatenate(self._steps)
-        getters = np.repeat(
-            np.arange(len(self._positions)), [len(each) for each in self._positions]
-        )
-        mine = self._owners(ids) == self._rank
-        grouped, counts = self._grouped(steps[mine], getters[mine])
-        return ids[mine][grouped] - self.own_range.start, counts
+        receivers = np.repeat(np.arange(len(self._positions)), [*map(len, self._positions)])
+        own = self._owners(ids) == self._rank
+        grouped, counts = self._grouped(steps[own], receivers[own])
+        return ids[own][grouped] - self.own_range.start, counts
 
     def _owners(self, ids: SampleIds) -> SampleIds:
         return np.searchsorted(self._starts, ids, side="right") - 1
@@ -329,15 +307,6 @@ class ShardRouter:
         keys = steps * self._shape[1] + ranks
         counts = np.bincount(keys, minlength=self._shape[0] * self._shape[1])
         return np.argsort(keys, kind="stable"), counts.reshape(self._shape)
-
-
-def _steps(sizes: Sequence[int]) -> SampleIds:
-    return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def _starts(counts: SampleIds) -> SampleIds:
-    sizes = counts.sum(axis=1)
-    return np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 @dataclass(frozen=True)
@@ -351,42 +320,42 @@ class ShardTransfer:
     ids: Tensor
 
     def gather(self, shard: Tensor) -> Tensor:
-        """The batch's samples, of this rank's shard and those of others; all ranks ask together."""
+        """Return the batch's samples, from this shard and others; all ranks must call it."""
         chosen = shard.index_select(0, self.sends)
-        came = all_to_all_samples(chosen, self.receive_counts, self.send_counts)
-        return came.index_select(0, self.order)
+        received = all_to_all_samples(chosen, self.receive_counts, self.send_counts)
+        return received.index_select(0, self.order)
 
 
 def shard_transfers(routes: ShardRoutes, device: torch.device) -> Iterator[ShardTransfer]:
-    """The exchange of every step of an epoch; nothing is exchanged before it is asked for."""
+    """Yield the exchange of every step of an epoch; ``gather`` starts it."""
     numbers = upload(np.concatenate([routes.sends, routes.order, routes.ids]), device)
     lengths = [len(routes.sends), len(routes.order), len(routes.ids)]
-    sends, places, ids = torch.split(numbers, lengths)
+    sends, order, ids = torch.split(numbers, lengths)
     sent = pairwise(np.cumsum([0, *map(sum, routes.send_counts)]))
-    came = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
-    steps = zip(sent, came, routes.send_counts, routes.receive_counts, strict=True)
+    received = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
+    steps = zip(sent, received, routes.send_counts, routes.receive_counts, strict=True)
     for (first, last), (start, stop), send_counts, receive_counts in steps:
         own = slice(start, stop)
-        yield ShardTransfer(sends[first:last], send_counts, places[own], receive_counts, ids[own])
+        yield ShardTransfer(sends[first:last], send_counts, order[own], receive_counts, ids[own])
 
 
 def sharding_note(data_name: str, ranks: int) -> str:
-    """What a reader has to know of sharded data."""
     return (
-        f"the {data_name} does not fit whole: it is sharded over {ranks} devices, which exchange "
-        "samples in every step"
+        f"the {data_name} does not fit on each device: it is sharded over {ranks} devices, which "
+        "exchange samples in every step"
     )
 
 
 class ShardedSource(DeviceSource[ShardRoutes]):
-    """This rank's part of the data set on its device; a batch is its samples, as a loader's is."""
+    """This rank's shard of the data set on its device; a batch is its samples."""
 
     def __init__(
         self, arrays: DataSetArrays, sampler: BatchKeySampler, task: Task, device: torch.device
     ) -> None:
         samples = len(arrays.train_labels)
-        self._router = ShardRouter(samples, sampler, task.rank, task.world_size)
         self._ranks = task.world_size
+        slices = [sampler.slices_of(rank) for rank in range(self._ranks)]
+        self._router = ShardRouter(samples, slices, task.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
         super().__init__(arrays.train_images[own], arrays.train_labels[own], sampler, device)
 
@@ -398,15 +367,15 @@ class ShardedSource(DeviceSource[ShardRoutes]):
         return self._router.routes(order)
 
     def batch_tensors(self, route: ShardRoutes) -> Iterator[Tensors]:
-        for trade in shard_transfers(route, self._device):
-            yield trade.gather(self._images), trade.gather(self._labels), trade.ids
+        for transfer in shard_transfers(route, self._device):
+            yield transfer.gather(self._images), transfer.gather(self._labels), transfer.ids
 
     def unpack(self, tensors: Tensors) -> SampleTensors:
         return SampleTensors(*tensors)
 
 
 def all_to_all_samples(own: Tensor, receive_counts: list[int], send_counts: list[int]) -> Tensor:
-    """What the other ranks send this one, in their order; ``own`` is cut by ``send_counts``."""
+    """Return the samples that other ranks send, by rank; ``own`` is cut by ``send_counts``."""
     received = own.new_empty((sum(receive_counts), *own.shape[1:]))
     dist.all_to_all_single(_as_bytes(received), _as_bytes(own), receive_counts, send_counts)
     return received

@@ -1,8 +1,8 @@
 """Inception's distortion of a batch on a device, each sample by its own draws.
 
-The same arithmetic as ``nfold.data.distortion`` has for one image on the CPU, so that where it
-runs changes a pixel by rounding only (docs/decisions/input-pipeline.md). Nothing waits for the host and no
-shape depends on a draw: it can be captured in a CUDA graph, and compiles to a few kernels.
+The arithmetic is that of ``nfold.data.distortion`` for one image on the CPU; results differ by
+rounding (docs/decisions/input-pipeline.md). Nothing waits for the host and no shape depends on a
+draw: it can be captured in a CUDA graph, and compiles to a few kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from nfold.engines.builtin_workloads import COLOUR_KEY, DISTORTION_KEY
 from nfold.engines.torch.batch import CanvasTensors
 from nfold.engines.torch.input.preprocessing import draws, uniform_int
 
-TAPS = 4
-"""Pixels that one pixel of a resized image may see of each side: four for bicubic."""
+TAPS = 4  # pixels per side that one resized pixel depends on: four for bicubic
 CUBIC_COEFFICIENT = -0.75
 
 
@@ -29,7 +28,7 @@ def uniform_float(draw: Tensor, low: float, high: float) -> Tensor:
 
 @dataclass(frozen=True)
 class DistortionParameterBatch:
-    """What samples drew besides their boxes, each [n]; ``nfold.data.distortion.Look`` of many."""
+    """The fields [n] of ``nfold.data.distortion.DistortionParameters`` for n samples."""
 
     method: Tensor
     mirrored: Tensor
@@ -41,7 +40,7 @@ class DistortionParameterBatch:
 
 
 def draw_distortions(seed: int, epoch: int | Tensor, ids: Tensor) -> DistortionParameterBatch:
-    """The looks of samples ``ids`` [n] in an epoch."""
+    """Return the distortion parameters of samples ``ids`` [n] in an epoch."""
     method, mirrored, order, brightness = draws(seed, epoch, ids, DISTORTION_KEY)
     saturation, hue, contrast, _ = draws(seed, epoch, ids, COLOUR_KEY)
     return DistortionParameterBatch(
@@ -56,7 +55,7 @@ def draw_distortions(seed: int, epoch: int | Tensor, ids: Tensor) -> DistortionP
 
 
 class DeviceDistortion:
-    """Distorts what lies in canvases, in one go."""
+    """Distorts the images of canvases: CanvasTensors and epoch to uint8 [n, size, size, 3]."""
 
     def __init__(self, size: int, seed: int, device: torch.device) -> None:
         self._seed = seed
@@ -65,19 +64,21 @@ class DeviceDistortion:
 
     def __call__(self, samples: CanvasTensors, epoch: Tensor) -> Tensor:
         with torch.autocast(samples.images.device.type, enabled=False):
-            look = draw_distortions(self._seed, epoch, samples.ids)
-            resized = self._resize(samples.images, samples.sizes, look)
-            return adjust_colours(resized, look)
+            parameters = draw_distortions(self._seed, epoch, samples.ids)
+            resized = self._resize(samples.images, samples.sizes, parameters)
+            return adjust_colours(resized, parameters)
 
-    def _resize(self, canvases: Tensor, places: Tensor, look: DistortionParameterBatch) -> Tensor:
+    def _resize(
+        self, canvases: Tensor, sizes: Tensor, parameters: DistortionParameterBatch
+    ) -> Tensor:
         """Whole levels as float [n, size, size, 3].
 
-        Rows are picked, then columns, as the rows of what is turned over between: a row is one
-        piece of memory.
+        Resizes rows, transposes, and resizes the columns as rows: a row is contiguous.
         """
-        tall = weighted_rows(canvases, *self._weights(places[:, 0], look.method, None))
-        over = tall.transpose(1, 2).contiguous()
-        image = weighted_rows(over, *self._weights(places[:, 1], look.method, look.mirrored))
+        method, mirrored = parameters.method, parameters.mirrored
+        resized_rows = weighted_rows(canvases, *self._weights(sizes[:, 0], method, None))
+        transposed = resized_rows.transpose(1, 2).contiguous()
+        image = weighted_rows(transposed, *self._weights(sizes[:, 1], method, mirrored))
         return (image.transpose(1, 2) + 0.5).clamp(0, 255).floor()
 
     def _weights(
@@ -95,20 +96,20 @@ class DeviceDistortion:
         nearest = (2 * pixels + 1) * sides // (2 * size)
         first = torch.where(method == AREA, start.floor().long(), below_middle.long() - 1)
         first = torch.where(method == NEAREST, nearest, first)
-        found = first[..., None] + self._taps
-        weights = self._tap_weights(found, middle - below_middle, start, scale, method)
-        return found.clamp(min=0).minimum(sides[..., None] - 1), weights
+        taps = first[..., None] + self._taps
+        weights = self._tap_weights(taps, middle - below_middle, start, scale, method)
+        return taps.clamp(min=0).minimum(sides[..., None] - 1), weights
 
     def _tap_weights(
-        self, found: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
+        self, taps: Tensor, fraction: Tensor, start: Tensor, scale: Tensor, method: Tensor
     ) -> Tensor:
         """The weights [n, size, 4] of each sample's own method.
 
-        ``past`` is how far a pixel's middle lies beyond the second tap's, 0 to 1.
+        ``fraction`` is the distance of a pixel's centre from the second tap's, 0 to 1.
         """
-        distance = (self._taps - 1 - past[..., None]).abs()
+        distance = (self._taps - 1 - fraction[..., None]).abs()
         end = (start + scale)[..., None]
-        covered = (found + 1).minimum(end) - found.maximum(start[..., None])
+        covered = (taps + 1).minimum(end) - taps.maximum(start[..., None])
         method = method[..., None]
         weights = torch.where(
             method == BICUBIC, cubic_weight(distance), (1 - distance).clamp(min=0)
@@ -118,23 +119,23 @@ class DeviceDistortion:
 
 
 def weighted_rows(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Rows of images [n, h, w, c] weighed together: float [n, size, w, c].
+    """Return weighted sums of rows of images [n, h, w, c]: float [n, size, w, c].
 
-    ``rows`` int64 [n, size, taps] are their places, ``weights`` what each counts.
+    ``rows`` int64 [n, size, taps] are their indices, ``weights`` their weights.
     """
     count, height = images.shape[:2]
     first = torch.arange(count, device=images.device)[:, None] * height
     flat = images.flatten(0, 1)
     shape = (*rows.shape[:2], *images.shape[2:])
-    made = torch.zeros(shape, device=images.device)
+    total = torch.zeros(shape, device=images.device)
     for tap in range(rows.shape[2]):
         row = flat.index_select(0, (first + rows[..., tap]).flatten()).view(shape)
-        made += row * weights[..., tap, None, None]
-    return made
+        total += row * weights[..., tap, None, None]
+    return total
 
 
 def cubic_weight(distance: Tensor) -> Tensor:
-    """The weight of a pixel at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
+    """Return the weight of a pixel at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
     near = ((CUBIC_COEFFICIENT + 2) * distance - (CUBIC_COEFFICIENT + 3)) * distance * distance + 1
     far = (
         (CUBIC_COEFFICIENT * distance - 5 * CUBIC_COEFFICIENT) * distance + 8 * CUBIC_COEFFICIENT
@@ -143,7 +144,7 @@ def cubic_weight(distance: Tensor) -> Tensor:
 
 
 def adjust_colours(levels: Tensor, draws: DistortionParameterBatch) -> Tensor:
-    """Levels [n, h, w, 3] with their colours changed, as uint8."""
+    """Change the colours of levels [n, h, w, 3]; returns uint8."""
     image = levels / 255 + draws.brightness[:, None, None, None]
     second = draws.contrast_second[:, None, None, None] > 0
     factor = draws.contrast[:, None, None, None]
@@ -156,24 +157,24 @@ def adjust_colours(levels: Tensor, draws: DistortionParameterBatch) -> Tensor:
 
 
 def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
-    """Every value further from its colour's mean over the image, or nearer to it."""
+    """Scale the distance of every value from its colour's mean over the image."""
     mean = image.mean(dim=(1, 2), keepdim=True)
     return (image - mean) * factor + mean
 
 
 def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tensor) -> Tensor:
-    """Saturation changed, then hue by ``turn`` of a whole, in HSV, of images [n, h, w, 3].
+    """Scale the saturation and shift the hue, in HSV, of images [n, h, w, 3].
 
-    The chroma grows with the saturation, at most to the value, which stays; a hue is a place on a
-    circle of 6: red at 0, green at 2, blue at 4 (A. Smith, Color gamut transform pairs, 1978).
+    Chroma grows with saturation up to the value, which stays. A hue is a position on a circle of
+    6: red at 0, green at 2, blue at 4 (A. Smith, Color gamut transform pairs, 1978).
     """
     red, green, blue = image.unbind(-1)
     value = image.amax(-1)
     chroma = value - image.amin(-1)
     inverse = 1 / chroma.clamp(min=1e-12)
-    place = torch.where(green == value, (blue - red) * inverse + 2, (red - green) * inverse + 4)
-    place = torch.where(red == value, (green - blue) * inverse, place)
-    place = (place + 6 * hue_shift).remainder(6)
+    hue = torch.where(green == value, (blue - red) * inverse + 2, (red - green) * inverse + 4)
+    hue = torch.where(red == value, (green - blue) * inverse, hue)
+    hue = (hue + 6 * hue_shift).remainder(6)
     chroma = (chroma * saturation).minimum(value)
-    shares = ((place - 3).abs() - 1, 2 - (place - 2).abs(), 2 - (place - 4).abs())
+    shares = ((hue - 3).abs() - 1, 2 - (hue - 2).abs(), 2 - (hue - 4).abs())
     return torch.stack([value - chroma * (1 - part.clamp(0, 1)) for part in shares], dim=-1)

@@ -1,7 +1,4 @@
-"""Where the rates of image files that were measured on this machine are kept, and what they say.
-
-Kept once and for all, so that a plan that they complete stays the same plan.
-"""
+"""Cached rates of image files on this machine. They are kept, so that a completed plan stays the same."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from nfold.core.workload import Workload
 from nfold.data.files import cache_root
 from nfold.engines.base import Task
 
+# Fields of a complete plan that rates depend on. Not the devices: all cores are always busy.
 KEY_FIELDS = ("augment", "precision", "layout", "step")
-"""What rates depend on of a complete plan; not its devices: all cores are busy in any case."""
 NOTE_KIND = "input_rates"
 
 
 def cache_file(workload: Workload, plan: Plan, machine: Machine) -> Path:
-    """Where the rates of a complete plan are kept; of other photographs elsewhere."""
+    """Return the file of the rates of a complete plan and its photographs."""
     facts = [machine.id, str(workload), os.environ.get("NFOLD_DATA", "")]
     facts += [str(getattr(plan, name)) for name in KEY_FIELDS]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -33,7 +30,7 @@ def cache_file(workload: Workload, plan: Plan, machine: Machine) -> Path:
 
 
 def read_rates(file: Path) -> InputRates | None:
-    """The rates in a file; None where there is none, or none that can be read."""
+    """Return the rates in a file, or None if it cannot be read."""
     try:
         return deserialize(InputRates, json.loads(file.read_text()))
     except (OSError, ValueError):
@@ -41,18 +38,18 @@ def read_rates(file: Path) -> InputRates | None:
 
 
 def write_rates(file: Path, rates: InputRates) -> None:
-    """Write them, aside and then renamed; a cache that cannot be written keeps nothing."""
-    aside = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    """Write the rates under a temporary name and rename it. An unwritable cache is ignored."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(serialize(rates)))
-        os.rename(aside, file)
+        temporary.write_text(json.dumps(serialize(rates)))
+        os.rename(temporary, file)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def rate_notes(task: Task) -> tuple[tuple[str, str], ...]:
-    """The rates as (kind, text), where the task's plan is what they choose."""
+    """Return the rates as (kind, text), if they chose fields of the task's plan."""
     plan = task.plan
     open_, by_rule = plan.edit(decode=None, workers=None), plan.edit(decode="cpu")
     if not depends_on_rates(open_, by_rule):

@@ -1,8 +1,4 @@
-"""``nfold.Images`` on a device: augmentation and normalisation of a batch of a user's loader.
-
-The draws alone are 145 small kernels, so a plan that compiles has them compiled, and one that
-captures on a GPU has them replayed as a graph.
-"""
+"""``nfold.Images`` on a device: augmentation and normalisation of the batches of a user's loader."""
 
 from __future__ import annotations
 
@@ -23,25 +19,27 @@ from nfold.engines.torch.step.cuda_graph import CapturedFunction, CudaGraphRecor
 from nfold.engines.torch.step.training_step import EpochTensor
 
 MAX_LEVEL = 255.0
+# uint8 images, sample ids [n], epoch int64 [] -> float [n, c, h, w]
 PrepareImages = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""uint8 images, the ids of their samples [n] and their epoch, int64 [], to float [n, c, h, w]."""
 
 
+# ``augment`` of a user: a function of a batch, or ``nfold.Images``
 AugmentOption = Callable[[Any], Any] | Images
-"""What a user gives as ``augment``: a function of a batch, or ``nfold.Images``."""
 
 
 def build_augment(
     augment: AugmentOption | None, plan: Plan, device: torch.device
 ) -> AugmentBatch | None:
-    """What a loader applies to its batches."""
     if isinstance(augment, Images):
         return ImageAugmentation(augment, plan, device)
     return None if augment is None else lambda batch, *_: augment(batch)
 
 
 class ImageAugmentation:
-    """Applies ``Images`` to batches of any form; built when the first batch tells their size."""
+    """Applies ``Images`` to batches of any structure; built for the image shape of a batch.
+
+    The draws alone are 145 small kernels: the plan's ``step`` compiles or captures them.
+    """
 
     def __init__(self, images: Images, plan: Plan, device: torch.device) -> None:
         self._images, self._plan, self._device = images, plan, device
@@ -49,49 +47,46 @@ class ImageAugmentation:
         self._epoch_tensor = EpochTensor(device)
 
     def __call__(self, batch: Any, ids: Tensor, epoch: int) -> Any:
-        first, rest = _split_first_tensor(batch)
-        form = _image_format(first)
-        if form not in self._prepared:
-            self._prepared[form] = self._build(form)
-        return rest(self._prepared[form](first, ids.to(self._device), self._epoch_tensor(epoch)))
+        images, with_images = _split_first_tensor(batch)
+        image_format = _image_format(images)
+        if image_format not in self._prepared:
+            self._prepared[image_format] = self._build(image_format)
+        prepare = self._prepared[image_format]
+        return with_images(prepare(images, ids.to(self._device), self._epoch_tensor(epoch)))
 
-    def _build(self, form: tuple[int, int, int, int]) -> PrepareImages:
-        height, width, channels, axis = form
+    def _build(self, image_format: tuple[int, int, int, int]) -> PrepareImages:
+        height, width, channels, axis = image_format
         arrays = self._arrays((0, height, width, channels))
         augment = build_augmentation(self._images.operations, arrays, self._plan.seed, self._device)
         layout = self._plan.layout or "channels_first"
         normalise = Normalizer(arrays, layout, self._device)
 
         def prepare(images: Tensor, ids: Tensor, epoch: Tensor) -> Tensor:
-            last = images if axis == 3 else images.permute(0, 2, 3, 1)
-            return normalise(augment(last, ids, epoch))
+            channels_last = images if axis == 3 else images.permute(0, 2, 3, 1)
+            return normalise(augment(channels_last, ids, epoch))
 
-        return self._accelerate(prepare)
-
-    def _accelerate(self, prepare: PrepareImages) -> PrepareImages:
         step = self._plan.step or ""
-        if "compiled" in step:
-            prepare = torch.compile(prepare, dynamic=False)
+        function = torch.compile(prepare, dynamic=False) if "compiled" in step else prepare
         if "captured" in step and self._device.type == "cuda":
-            captured = CapturedFunction(prepare, CudaGraphRecorder(self._device))
+            captured = CapturedFunction(function, CudaGraphRecorder(self._device))
             return lambda *tensors: captured(tensors)
-        return prepare
+        return function
 
     def _arrays(self, shape: tuple[int, int, int, int]) -> DataSetArrays:
         channels = shape[3]
         mean, std = self._images.mean or (0.0,) * channels, self._images.std or (1.0,) * channels
         if len(mean) != channels:
             raise UsageError(
-                f"a mean of {len(mean)} numbers for images of {channels} channels: "
-                "allowed is one a channel"
+                f"nfold.Images has a mean of {len(mean)} numbers for images of {channels} channels; "
+                "allowed is one number per channel"
             )
-        none, labels = np.empty(shape, dtype=np.uint8), np.empty(0, dtype=np.int64)
+        no_images, labels = np.empty(shape, dtype=np.uint8), np.empty(0, dtype=np.int64)
         return DataSetArrays(
             name="images",
             classes=0,
-            train_images=none,
+            train_images=no_images,
             train_labels=labels,
-            test_images=none,
+            test_images=no_images,
             test_labels=labels,
             mean=tuple(MAX_LEVEL * value for value in mean),
             std=tuple(MAX_LEVEL * value for value in std),
@@ -108,8 +103,8 @@ def _split_first_tensor(batch: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
         if isinstance(first, Tensor):
             return first, lambda images: {**batch, name: images}
     raise UsageError(
-        f"a batch is {type(batch).__name__}: for nfold.Images it has to be a tensor, or a tuple, "
-        "list or dictionary that begins with one; next: a function of your own as augment="
+        f"nfold.Images got a batch of type {type(batch).__name__}; allowed are a tensor, and a "
+        "tuple, list or dictionary that begins with one; next: augment=your_function"
     )
 
 
@@ -122,5 +117,5 @@ def _image_format(images: Tensor) -> tuple[int, int, int, int]:
             return shape[2], shape[3], shape[1], 1
     raise UsageError(
         f"nfold.Images got {images.dtype} {list(shape)}: allowed are uint8 images [n, h, w, c] or "
-        f"[n, c, h, w] of 1 to {MAX_CHANNELS} channels; next: leave ToTensor and Normalize out"
+        f"[n, c, h, w] of 1 to {MAX_CHANNELS} channels; next: remove ToTensor and Normalize"
     )

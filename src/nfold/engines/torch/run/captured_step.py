@@ -1,8 +1,7 @@
-"""``run.step``: the user's function that makes one step, replayed as a CUDA graph.
+"""``run.step``: a user's function that makes one step, replayed as a CUDA graph.
 
-Its first calls run as they are. From then on its kernels are replayed without its Python, so
-what it does besides computing is not repeated: what it returns is all that comes out. Where it
-cannot be captured it runs eagerly, and one warning names the line.
+The first calls run eagerly. A replay runs its kernels without its Python: only the return value
+leaves it. If it cannot be captured, it runs eagerly, and one warning names the line.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 import atexit
 import traceback
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, TypeVar
-
-import torch
+from typing import Any, ParamSpec, TypeVar
 
 from nfold.core.errors import UsageError
+from nfold.core.source_location import is_user_code
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.nested_tensors import TensorTree, flatten_tensors
+from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import (
     CapturedFunction,
     CaptureFailed,
@@ -29,44 +28,13 @@ from nfold.engines.torch.step.cuda_graph import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-INTERNAL_PATHS = (
-    "/torch/",
-    "/nfold/engines/",
-    "/nfold/instrument/",
-    "/nfold/sandbox/",
-    "/nfold/api.py",
-)
-"""Parts of the paths of files whose lines are not the user's."""
-
-
-class StepBookkeeping(Protocol):
-    """What a run keeps in Python about its steps, which a replay leaves out."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where tensors must be before a recording reads them."""
-
-    def captured_state(self) -> Hashable:
-        """Everything besides tensors that a step depends on now."""
-
-    def lr_versions(self) -> list[int]:
-        """How often each learning rate that is a tensor was changed in place."""
-
-    def begin_recording(self) -> None:
-        """A call is recorded from here on: note what Python does in it."""
-
-    def abandon_recording(self) -> None:
-        """A recording ended with an error."""
-
-    def end_recording(self) -> Callable[[], None]:
-        """The recording is over; returns what repeats what was noted, after a replay."""
 
 
 class CapturedStep:
-    """The user's function. Called like it; every set of shapes and settings has its own graph."""
+    """The user's function. Every set of shapes and settings has its own graph."""
 
     def __init__(
-        self, function: Callable[..., Any], bookkeeping: StepBookkeeping, recorder: GraphRecorder
+        self, function: Callable[..., Any], bookkeeping: RunBookkeeping, recorder: GraphRecorder
     ) -> None:
         self._function = function
         self._bookkeeping = bookkeeping
@@ -77,22 +45,21 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._captured is None:
             return self._function(*args, **kwargs)
-        tensors, form = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
+        tensors, tree = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
         try:
-            return self._captured(tensors, form, self._bookkeeping.captured_state())
+            return self._captured(tensors, tree, self._bookkeeping.captured_state())
         except CaptureFailed as failed:
             self._give_up(failed.__cause__)
             return self._function(*args, **kwargs)
 
     def close(self) -> None:
-        """Reset the graphs."""
         if self._captured is not None:
             self._captured.close()
 
-    def _call(self, *given: Any) -> Any:
-        *tensors, form, _ = given
-        assert isinstance(form, TensorTree)
-        args, kwargs = form.fill(iter(tensors))
+    def _call(self, *arguments: Any) -> Any:
+        *tensors, tree, _ = arguments
+        assert isinstance(tree, TensorTree)
+        args, kwargs = tree.fill(iter(tensors))
         return self._function(*args, **kwargs)
 
     def _give_up(self, cause: BaseException | None) -> None:
@@ -108,18 +75,17 @@ class CapturedStep:
         )
 
 
-def captured_step(function: Callable[P, R], bookkeeping: StepBookkeeping) -> Callable[P, R]:
-    """The function as a captured step; its graphs are reset when the script ends."""
-    made = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
-    atexit.register(made.close)
-    return wraps(function)(made)
+def captured_step(function: Callable[P, R], bookkeeping: RunBookkeeping) -> Callable[P, R]:
+    """Return the function as a captured step; its graphs are reset when the script ends."""
+    step = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
+    atexit.register(step.close)
+    return wraps(function)(step)
 
 
 def warn_needs_gpu(function: Callable[..., Any]) -> None:
-    """Warn that a function was to be captured where there is no GPU."""
     name, line = _describe(function)
     warnings.warn(
-        f"step 'captured' needs a GPU: {name} ({line}) runs as it is",
+        f"step 'captured' needs a GPU: {name} ({line}) runs eagerly",
         stacklevel=3,
     )
 
@@ -133,9 +99,7 @@ def _describe(function: Callable[..., Any]) -> tuple[str, str]:
 
 
 class _BookkeepingRecorder:
-    """A recorder whose graphs repeat, after every replay, what Python noted while recording."""
-
-    def __init__(self, recorder: GraphRecorder, bookkeeping: StepBookkeeping) -> None:
+    def __init__(self, recorder: GraphRecorder, bookkeeping: RunBookkeeping) -> None:
         self.run_on_capture_stream = recorder.run_on_capture_stream
         self._recorder = recorder
         self._bookkeeping = bookkeeping
@@ -159,8 +123,6 @@ class _BookkeepingRecorder:
 
 
 class _BookkeepingGraph:
-    """A graph, and what Python does after each of its replays."""
-
     def __init__(self, graph: RecordedGraph, repeat: Callable[[], None]) -> None:
         self.reset = graph.reset
         self._graph = graph
@@ -173,5 +135,7 @@ class _BookkeepingGraph:
 
 def _user_line(error: BaseException | None) -> str | None:
     frames = traceback.extract_tb(error.__traceback__ if error else None)
-    own = [f for f in frames if not any(part in f.filename for part in INTERNAL_PATHS)]
-    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else None
+    for frame in reversed(frames):
+        if is_user_code(frame.filename):
+            return f"{frame.filename}:{frame.lineno} ({frame.line})"
+    return None

@@ -1,8 +1,8 @@
-"""Which samples each rank gets in each step: the same global batches on any number of devices.
+"""The samples of each rank in each step of a user's loader, and the reading of arrays.
 
-The order depends on (seed, epoch) alone. A global batch is cut into parts × ranks contiguous
-slices whose lengths differ by at most one, so that a batch that does not divide and an
-incomplete last batch are used whole.
+The order depends on seed and epoch only. A global batch is cut into micro-batches × ranks contiguous
+slices whose lengths differ by at most one: a batch that does not divide and an incomplete last batch
+are used whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,15 @@ from nfold.engines.torch.input.device_dataset import (
     shard_transfers,
     sharding_note,
 )
-from nfold.engines.torch.nested_tensors import map_tensors
+from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 
 
 @dataclass(frozen=True)
 class SampleSlice:
-    """Sample numbers ``first`` to ``last`` - 1 of an epoch's order, and what they count for.
+    """Positions ``first`` to ``last`` - 1 of an epoch's order, and their share of the step.
 
-    A rank without a sample in a training step gets one that counts nothing, because every rank
-    must take part in the exchange; ``padded`` says so.
+    A rank without a sample in a training step gets one that counts 0 (``is_padding``), because every
+    rank must take part in the exchange.
     """
 
     first: int
@@ -52,7 +53,7 @@ class SampleSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchDivision:
-    """How steps are divided: ``batch`` samples a step, over ``ranks``, in ``parts`` each."""
+    """Divides ``batch`` samples per step over ``ranks``, in ``micro_batches`` each."""
 
     batch: int
     rank: int
@@ -61,53 +62,57 @@ class BatchDivision:
     drop_last: bool = False
 
     def steps_per_epoch(self, samples: int) -> int:
-        """Steps in an epoch of so many samples."""
         whole = samples / self.batch
         return math.floor(whole) if self.drop_last else math.ceil(whole)
 
     def split(self, start: int, count: int) -> Iterator[SampleSlice]:
-        """This rank's slices of the global batch of ``count`` samples from ``start`` on."""
+        """Yield this rank's slices of the global batch of ``count`` samples from ``start`` on."""
         pieces = self.micro_batches * self.ranks
         for part in range(self.micro_batches):
-            place = part * self.ranks + self.rank
-            first, last = place * count // pieces, (place + 1) * count // pieces
+            piece = part * self.ranks + self.rank
+            first, last = piece * count // pieces, (piece + 1) * count // pieces
             share = BatchShare(
                 count=last - first,
                 global_count=count,
                 micro_batches=self.micro_batches,
                 is_last=part == self.micro_batches - 1,
             )
-            empty = first == last
-            if empty:
-                first, last = 0, 1
-            yield SampleSlice(start + first, start + last, share, is_padding=empty)
+            if first == last:
+                yield SampleSlice(start, start + 1, share, is_padding=True)
+            else:
+                yield SampleSlice(start + first, start + last, share)
 
     def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[SampleSlice]:
-        """This rank's slices of a whole epoch, from step ``skip`` on."""
+        """Yield this rank's slices of an epoch, from step ``skip`` on."""
         for step in range(skip, self.steps_per_epoch(samples)):
             start = step * self.batch
             yield from self.split(start, min(self.batch, samples - start))
 
+    def rank_slices(self, samples: int, rank: int) -> list[RankSlice]:
+        """Return the slices of an epoch of any rank."""
+        return [
+            RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
+            for part in replace(self, rank=rank).epoch_slices(samples)
+        ]
+
 
 def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
-    """The order of an epoch: int64 [samples], the same on every rank."""
     if not shuffle:
         return torch.arange(samples)
     return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE_KEY))
 
 
+# batch on the device, sample ids [n], epoch -> batch
 AugmentBatch = Callable[[Any, Tensor, int], Any]
-"""A batch on the device, its samples' numbers [n] and its epoch to the batch that is trained on."""
-FetchedBatch = tuple[SampleSlice, Any, Tensor]
-"""A part of a step, its batch, and the numbers of its samples [n]."""
+FetchedBatch = tuple[SampleSlice, Any, Tensor]  # a slice, its batch, its sample ids [n]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """How a loader treats its data; ``train`` loaders tell the exchange what batches weigh.
+    """The settings of a loader. Training loaders (``train``) set the current share.
 
-    ``input`` is ``resident`` (on the device), ``loader``, or None for arrays on GPUs where they
-    fit and everything else by a loader. ``options`` are DataLoader's.
+    ``input`` is ``resident`` (on the device), ``loader``, or None: on a GPU if arrays fit, else by a
+    loader. ``options`` are those of DataLoader.
     """
 
     division: BatchDivision
@@ -122,24 +127,14 @@ class LoaderConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def epoch_order(self, samples: int, epoch: int) -> Tensor:
-        """The order of an epoch of so many samples: int64 [samples], the same on every rank."""
         return epoch_order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
 
 
-# What a user trains on, behind one interface: fetch the samples of these ids as one batch.
-#
-# Arrays (tensors, NumPy arrays, and tuples or dictionaries of them) are indexed whole. Map-style
-# data sets, lists of samples among them, are read sample by sample and collated as DataLoader does
-# it. Anything that can only be iterated is read in every rank, each keeping its own samples.
-
-Sample = Any
-
-
 def as_arrays(data: Any) -> Any | None:
-    """``data`` as tensors in its own structure where it is made of arrays, else None."""
+    """Return ``data`` as tensors in its own structure if it consists of arrays, else None."""
     if isinstance(data, TensorDataset):
         if type(data).__getitem__ is not TensorDataset.__getitem__:
-            return None  # it does something to each sample
+            return None  # it processes each sample
         return tuple(data.tensors)
     if isinstance(data, np.ndarray):
         return _from_numpy(data)
@@ -164,8 +159,8 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
             return torch.from_numpy(array)
         except TypeError:
             raise UsageError(
-                f"an array of {array.dtype}: allowed are numbers and truth values; next: numbers "
-                "in their place, or a list of samples"
+                f"an array of {array.dtype}: allowed are numbers and booleans; next: convert it to "
+                "numbers, or pass a list of samples"
             ) from None
 
 
@@ -175,66 +170,50 @@ def _all_or_none(found: Iterable[Any]) -> tuple[Any, ...] | None:
 
 
 def sample_count(arrays: Any) -> int:
-    """How many samples ``arrays`` hold; UsageError where its arrays disagree."""
-    lengths: list[int] = []
-    map_tensors(arrays, lambda tensor: _note_length(tensor, lengths))
+    """Return the number of samples in ``arrays``. Raises UsageError if lengths differ."""
+    lengths = [len(tensor) if tensor.dim() else 0 for tensor in collect_tensors(arrays)]
     if len(set(lengths)) != 1:
-        raise UsageError(f"arrays of {lengths} samples: allowed are arrays of one length")
+        raise UsageError(f"arrays of {lengths} samples: allowed are arrays of equal length")
     return lengths[0]
 
 
-def _note_length(tensor: Tensor, lengths: list[int]) -> Tensor:
-    lengths.append(len(tensor) if tensor.dim() else 0)
-    return tensor
-
-
 def total_bytes(arrays: Any) -> int:
-    """Bytes of all arrays together."""
-    sizes: list[int] = []
-    map_tensors(arrays, lambda tensor: _note_bytes(tensor, sizes))
-    return sum(sizes)
-
-
-def _note_bytes(tensor: Tensor, sizes: list[int]) -> Tensor:
-    sizes.append(tensor.numel() * tensor.element_size())
-    return tensor
+    return sum(tensor.nbytes for tensor in collect_tensors(arrays))
 
 
 def is_map_style(data: Any) -> bool:
-    """Whether samples can be read by their number."""
     if isinstance(data, IterableDataset):
         return False
     return isinstance(data, Dataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__"))
 
 
-def iterator_factory(data: Any) -> Callable[[], Iterator[Sample]]:
-    """A function that starts reading ``data`` from its beginning.
+def iterator_factory(data: Any) -> Callable[[], Iterator[Any]]:
+    """Return a function that reads ``data`` from its beginning.
 
-    Raises UsageError for a generator: it ends once, and an epoch begins more than once.
+    Raises UsageError for a generator, which can be read only once.
     """
     if isinstance(data, Iterator):
         raise UsageError(
-            f"a {type(data).__name__} can be read once only, a data set once an epoch; next: pass "
-            "the function that makes it: run.loader(make_samples, ...)"
+            f"a {type(data).__name__} can be read only once, a data set is read once per epoch; "
+            "next: pass the function that makes it: run.loader(make_samples, ...)"
         )
     if isinstance(data, Iterable):
         return lambda: iter(data)
     if callable(data):
         return lambda: iter(data())
     raise UsageError(
-        f"a {type(data).__name__} is no data set: allowed are arrays, data sets with "
+        f"a {type(data).__name__} is no data set; allowed are arrays, data sets with "
         "__getitem__ and __len__, iterables, and functions that return an iterator"
     )
 
 
 LOADER_ADVICE = 'nfold.Run(input="loader")'
-"""What a script does with data that fit on no device."""
 
 
 def place_arrays(arrays: Any, config: LoaderConfig) -> ArrayReader | ShardedArrayReader:
-    """The arrays where the recipe's ``input`` says; OutOfMemory where resident ones do not fit.
+    """Return a reader of the arrays, placed as ``input`` says. Raises OutOfMemory.
 
-    Where it is ``resident`` all ranks must ask together: they choose alike.
+    With ``resident`` all ranks must call this together.
     """
     needed, free, device = total_bytes(arrays), free_bytes(config.device), config.device
     if config.input != "resident":
@@ -250,7 +229,7 @@ def place_arrays(arrays: Any, config: LoaderConfig) -> ArrayReader | ShardedArra
 
 
 class ArrayReader:
-    """Tensors, whole, in memory or where ``on_device`` on the device: batches are indexed."""
+    """Whole tensors, in memory or, ``on_device``, on the device: batches are indexed."""
 
     def __init__(self, arrays: Any, config: LoaderConfig, *, on_device: bool) -> None:
         self.samples: int | None = sample_count(arrays)
@@ -259,21 +238,17 @@ class ArrayReader:
         self._arrays = to_device(arrays, config.device) if self.on_device else arrays
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """The batches of an epoch from step ``skip`` on."""
-        recipe, samples = self._config, self.samples or 0
-        ids = recipe.epoch_order(samples, epoch)
+        config, samples = self._config, self.samples or 0
+        order = config.epoch_order(samples, epoch)
         if self.on_device:
-            ids = ids.to(recipe.device)
-        for part in recipe.division.epoch_slices(samples, skip):
-            own = ids[part.first : part.last]
-            yield part, self._take(own), own
-
-    def _take(self, ids: Tensor) -> Any:
-        return map_tensors(self._arrays, lambda tensor: tensor[ids])
+            order = order.to(config.device)
+        for part in config.division.epoch_slices(samples, skip):
+            ids = order[part.first : part.last]
+            yield part, map_tensors(self._arrays, itemgetter(ids)), ids
 
 
 class ShardedArrayReader:
-    """This rank's part of the arrays on its device; every batch is exchanged between the ranks."""
+    """This rank's shard of the arrays on its device; ranks exchange every batch."""
 
     on_device = True
 
@@ -281,8 +256,8 @@ class ShardedArrayReader:
         self.samples: int | None = sample_count(arrays)
         self._config = config
         division = config.division
-        cuts = DivisionSlices(division, self.samples)
-        self._router = ShardRouter(self.samples, cuts, division.rank, division.ranks)
+        slices = [division.rank_slices(self.samples, rank) for rank in range(division.ranks)]
+        self._router = ShardRouter(self.samples, slices, division.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
         self._arrays = map_tensors(arrays, lambda tensor: _copy_shard(tensor[own], config.device))
         self._prefetcher = EpochPrefetcher(self._routes)
@@ -292,30 +267,14 @@ class ShardedArrayReader:
             )  # run.loader's caller
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """The batches of an epoch from step ``skip`` on, exchanged as they are asked for."""
         division, samples = self._config.division, self.samples or 0
         all_steps = shard_transfers(self._prefetcher.get(epoch), self._config.device)
-        left = islice(all_steps, skip * division.micro_batches, None)
-        for part, trade in zip(division.epoch_slices(samples, skip), left, strict=True):
-            yield part, map_tensors(self._arrays, trade.gather), trade.ids
+        transfers = islice(all_steps, skip * division.micro_batches, None)
+        for part, transfer in zip(division.epoch_slices(samples, skip), transfers, strict=True):
+            yield part, map_tensors(self._arrays, transfer.gather), transfer.ids
 
     def _routes(self, epoch: int) -> ShardRoutes:
         return self._router.routes(self._config.epoch_order(self.samples or 0, epoch).numpy())
-
-
-class DivisionSlices:
-    """Where the samples of each part of each step lie, as ``nfold train`` says it."""
-
-    def __init__(self, division: BatchDivision, samples: int) -> None:
-        self._division = division
-        self._samples = samples
-
-    def slices_of(self, rank: int) -> list[RankSlice]:
-        """A rank's part of every part of a step."""
-        return [
-            RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
-            for part in replace(self._division, rank=rank).epoch_slices(self._samples)
-        ]
 
 
 def _copy_shard(part: Tensor, device: torch.device) -> Tensor:

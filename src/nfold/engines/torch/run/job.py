@@ -1,4 +1,4 @@
-"""Waiting, at the end of a script, until the other threads of its process have come to rest."""
+"""The job that a script's process belongs to, its plan, and its end."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ QUIET_POLLS = 2
 
 
 def wait_for_idle_threads(max_wait_s: float = MAX_WAIT_S) -> bool:
-    """Sleep until no other thread of this process has had anything to do in two looks in a row.
+    """Sleep until no other thread of this process has run between two polls.
 
-    A thread of gloo's that lets go of a tensor which Python made needs Python's lock. One that
-    asks for it while Python ends aborts the process (PyTorch 2.13; docs/decisions/process-launch.md). Returns
-    False where threads were still busy after ``longest_s`` seconds, or cannot be seen (not Linux).
+    A gloo thread that frees a tensor made in Python needs the GIL; requesting it while Python ends
+    aborts the process (PyTorch 2.13; docs/decisions/process-launch.md). Returns False if threads are
+    busy after ``max_wait_s`` seconds, or cannot be inspected (not Linux).
     """
     until = time.monotonic() + max_wait_s
     before, quiet = _thread_activity(), 0
@@ -44,7 +44,7 @@ def wait_for_idle_threads(max_wait_s: float = MAX_WAIT_S) -> bool:
 
 def _thread_activity() -> dict[str, str] | None:
     own = str(threading.get_native_id())
-    doings = {}
+    activity = {}
     if not THREADS_FOLDER.exists():
         return None
     for task in THREADS_FOLDER.iterdir():
@@ -53,8 +53,8 @@ def _thread_activity() -> dict[str, str] | None:
         state, ran = _read_text(task / "stat"), _read_text(task / "schedstat")
         if state.rpartition(")")[2].split()[:1] in (["R"], ["D"]):
             return None
-        doings[task.name] = ran
-    return doings
+        activity[task.name] = ran
+    return activity
 
 
 def _read_text(file: Path) -> str:
@@ -66,8 +66,6 @@ def _read_text(file: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One rank of a job, and the device that it drives."""
-
     rank: int
     local_rank: int
     world_size: int
@@ -75,15 +73,14 @@ class Job:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, the one that prints and writes."""
         return self.rank == 0
 
 
 def join_job(device_type: str | None) -> Job:
-    """Join the job that ``RANK`` and ``WORLD_SIZE`` name; without them, be alone.
+    """Join the job that ``RANK`` and ``WORLD_SIZE`` describe; without them, a job of one rank.
 
-    ``kind`` is ``cuda``, ``cpu`` or None for GPUs where there are any. A process group that
-    exists already is used as it is. Raises DevicesMissing where this rank has no GPU.
+    ``device_type`` is ``cuda``, ``cpu`` or None: GPUs if there are any. Uses an existing process
+    group. Raises DevicesMissing if this rank has no GPU.
     """
     rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
@@ -112,12 +109,12 @@ def _open_device(kind: str, local_rank: int) -> torch.device:
 
 
 def _leave_at_exit() -> None:
-    """When the script ends well, leave the process group of GPUs; let gloo's threads rest.
+    """Destroy a process group of GPUs when the script ends without an error; let gloo's threads end.
 
-    A group of gloo's ends with its process: leaving it joins its threads only where nothing else,
-    such as a DistributedDataParallel, refers to it (docs/decisions/process-launch.md). Not after an error: the others
-    may be waiting in a collective, and leaving would wait for them. Ending the process lets them
-    fail at once.
+    A gloo group ends with its process: destroying it joins its threads only if nothing else, such as
+    a DistributedDataParallel, refers to it (docs/decisions/process-launch.md). After an error other
+    ranks may wait in a collective, and destroying the group would wait for them: ending the process
+    lets them fail at once.
     """
     failed: list[bool] = []
     before = sys.excepthook
@@ -140,19 +137,20 @@ def _leave_at_exit() -> None:
 
 RunRule = tuple[Callable[[Plan, Job], bool], str]
 
+# Plans that a script cannot follow, each with its message.
 RUN_PLAN_RULES: tuple[RunRule, ...] = (
-    (lambda plan, _: plan.framework != "torch", "a script of PyTorch's needs framework 'torch'"),
+    (lambda plan, _: plan.framework != "torch", "a PyTorch script needs framework 'torch'"),
     (
         lambda plan, job: plan.devices not in (None, job.world_size),
         "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT",
     ),
     (
         lambda plan, _: plan.strategy == "dp",
-        "strategy 'dp' drives all devices from one process; next: leave strategy out",
+        "strategy 'dp' drives all devices from one process; next: omit strategy",
     ),
     (
         lambda plan, _: plan.strategy in ("mirrored", "data_parallel"),
-        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: leave strategy out",
+        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: omit strategy",
     ),
     (
         lambda plan, _: plan.step == "graph",
@@ -164,35 +162,31 @@ RUN_PLAN_RULES: tuple[RunRule, ...] = (
     ),
     (
         lambda plan, _: plan.decode is not None or plan.cache != "off",
-        "decode and cache are of nfold's own image files: a script's data set reads its own; next: "
-        "leave them out",
+        "decode and cache apply only to nfold's own image files; next: omit them",
     ),
     (
         lambda plan, _: plan.kernels != "default" or plan.steps_per_execution > 1,
-        "kernels and steps_per_execution act in nfold train and bench, whose step is nfold's own; "
-        "next: leave them out",
+        "kernels and steps_per_execution apply only to nfold train and bench; next: omit them",
     ),
     (
         lambda plan, _: plan.allocation != "default",
-        "allocation is TensorFlow's and JAX's: torch takes memory as it needs it; next: leave it "
-        "out",
+        "allocation applies only to TensorFlow and JAX; next: omit it",
     ),
     (
         lambda plan, _: plan.augment == "cpu",
-        "run.loader(augment=...) works on the device; on the CPU, the data set itself augments",
+        "run.loader(augment=...) runs on the device; next: augment in the data set",
     ),
     (
         lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
         "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
     ),
 )
-"""What a script's plan cannot be, each with the reason that a user reads."""
 
 
 def complete_run_plan(plan: Plan, job: Job) -> Plan:
-    """``asked`` with every choice made that acts in a script; UsageError for what cannot be.
+    """Return the plan with all fields that act in a script set. Raises UsageError.
 
-    Choices that change numbers (bf16, compression) are made only when asked for.
+    Fields that change numbers (bf16, compression) keep their defaults.
     """
     for breaks, reason in RUN_PLAN_RULES:
         if breaks(plan, job):

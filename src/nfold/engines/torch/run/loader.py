@@ -1,4 +1,4 @@
-"""What a user says about a loader, and what a DataLoader says where the user does not."""
+"""``run.loader``: settings of a loader, and the batches of a rank."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from nfold.engines.torch.run.datasets import (
 )
 from nfold.engines.torch.run.job import Job
 
+# options of a DataLoader about its workers, taken over if it has any
 WORKER_OPTIONS = ("prefetch_factor", "timeout", "worker_init_fn", "multiprocessing_context")
-"""What DataLoader is told about its workers: taken over where there are any."""
+# options that ``run.loader`` passes to DataLoader
 LOADER_OPTIONS = (*WORKER_OPTIONS, "pin_memory", "persistent_workers", "in_order")
-"""What ``run.loader`` hands on to DataLoader."""
 BATCH_ADVICE = (
     "next: run.loader(dataset, batch_size=..., shuffle=True), which divides the batch itself"
 )
@@ -51,26 +51,26 @@ BATCH_ADVICE = (
 def resolve_settings(
     data: Any, arguments: dict[str, Any], options: dict[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The data and what is said about them; a DataLoader gives what nobody said.
+    """Return the data set and the settings; a DataLoader supplies those that are None.
 
-    Raises UsageError for a sampler of the user's own, whose draws may differ between ranks, for
-    a batch that is not a whole number from 1, and for options that DataLoader has not.
+    Raises UsageError for a custom sampler, whose draws may differ between ranks, for a batch that is
+    no whole number from 1, and for unknown options.
     """
     options = options or {}
     for name in options:
         if name not in LOADER_OPTIONS:
             raise UnknownValue("option of run.loader", name, (*arguments, *LOADER_OPTIONS))
     if isinstance(data, DataLoader):
-        taken = _dataloader_settings(data)
+        defaults = _dataloader_settings(data)
         arguments = {
-            name: taken[name] if value is None else value for name, value in arguments.items()
+            name: defaults[name] if value is None else value for name, value in arguments.items()
         }
-        options = {**(taken["options"] if arguments["workers"] else {}), **options}
+        options = {**(defaults["options"] if arguments["workers"] else {}), **options}
         data = data.dataset
     if arguments["shuffle"] and not is_map_style(data):
         raise UsageError(
-            f"shuffle=True of a {type(data).__name__}: it can only be read in its own order; next: "
-            "leave shuffle out, or give arrays or a data set with __getitem__ and __len__"
+            f"shuffle=True of a {type(data).__name__}, which has one order; next: omit shuffle, or "
+            "pass arrays or a data set with __getitem__ and __len__"
         )
     batch = arguments["batch_size"]
     if not isinstance(batch, Integral) or isinstance(batch, bool) or batch < 1:
@@ -85,8 +85,8 @@ def _dataloader_settings(data: DataLoader[Any]) -> dict[str, Any]:
     sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
     if sampler is not None and not _is_default_sampler(sampler, data.dataset):
         raise UsageError(
-            f"a DataLoader with a {type(sampler).__name__} of its own: allowed are shuffle=True "
-            f"and False, every sample once an epoch; {BATCH_ADVICE}"
+            f"a DataLoader with a custom {type(sampler).__name__}; allowed are shuffle=True and "
+            f"False, every sample once per epoch; {BATCH_ADVICE}"
         )
     return {
         "batch_size": data.batch_size,
@@ -109,7 +109,6 @@ def _is_default_sampler(sampler: Any, data: Any) -> bool:
 def build_loader_config(
     settings: dict[str, Any], plan: Plan, job: Job, *, train: bool
 ) -> LoaderConfig:
-    """How a loader of these settings works under the plan on this rank."""
     shuffle, workers = settings["shuffle"], settings["workers"]
     division = BatchDivision(
         batch=settings["batch_size"],
@@ -134,18 +133,18 @@ def build_loader_config(
 
 @dataclass(kw_only=True)
 class LoaderPosition:
-    """Where a loader is: the epoch that it is in or will begin, and the steps done in it."""
+    """The epoch that a loader is in or will begin, and the steps done in it."""
 
     epoch: int = 0
     step: int = 0
 
 
 class RunLoader:
-    """Iterate it once an epoch. Each batch is this rank's part of a global batch.
+    """Yields this rank's part of each global batch; iterate over it once per epoch.
 
-    ``position`` says where it is; ``go_to`` has the next epoch begin elsewhere. An epoch whose
-    loop was left is not gone on with: the next one begins, after a resume as well. ``before`` is
-    called when an epoch begins, ``beat`` with every batch.
+    ``position`` is the current position; ``seek`` sets that of the next iteration. An epoch that the
+    loop left early is not continued: the next iteration begins the next epoch, also after a resume.
+    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class RunLoader:
         self._in_epoch = False
 
     def seek(self, position: LoaderPosition) -> None:
-        """Begin the next iteration at ``position``, with the samples it would have had."""
+        """Begin the next iteration at ``position``, with the samples that it would have."""
         self.position = LoaderPosition(epoch=position.epoch, step=position.step)
         self._in_epoch = False
 
@@ -182,22 +181,23 @@ class RunLoader:
         if self._in_epoch:
             self.position = LoaderPosition(epoch=self.position.epoch + 1)
         self._in_epoch = True
-        held, self._current_share.is_padding = self._current_share.is_padding, False
+        # The script may hold a batch of another loader, such as a training loader.
+        was_padding, self._current_share.is_padding = self._current_share.is_padding, False
         self._on_epoch_start()
         position = self.position
         try:
             yield from self._batches(position)
         except GeneratorExit:
-            self._finish(position, held)
+            self._finish(position, was_padding=was_padding)
             raise
-        self._finish(position, held)
+        self._finish(position, was_padding=was_padding)
 
     def _batches(self, position: LoaderPosition) -> Iterator[Any]:
         epoch, skip, parts = position.epoch, position.step, self._config.division.micro_batches
         read = self._source.read_epoch(epoch, skip)
         if not self._source.on_device:
             read = prefetch_to_device(read, self._config.device)
-        for number, (part, ready, ids) in enumerate(read):
+        for number, (part, batch, ids) in enumerate(read):
             self._on_batch()
             if part.is_padding and not self._config.train:
                 continue
@@ -206,25 +206,22 @@ class RunLoader:
                 position.step = skip + number // parts + (number % parts == parts - 1)
             self._current_share.is_padding = part.is_padding
             augment = self._config.augment
-            yield ready if augment is None else augment(ready, ids, epoch)
+            yield batch if augment is None else augment(batch, ids, epoch)
 
-    def _finish(self, position: LoaderPosition, held: bool) -> None:
-        """The epoch that ``position`` is in is over, unless another iteration has begun since.
-
-        ``held``: whether the batch pads that the script had in hand before, of another loader.
-        """
+    def _finish(self, position: LoaderPosition, *, was_padding: bool) -> None:
+        """Nothing is done if another iteration of this loader has begun since."""
         if position is self.position:
-            self._current_share.is_padding = held
+            self._current_share.is_padding = was_padding
             self.position, self._in_epoch = LoaderPosition(epoch=position.epoch + 1), False
 
 
 class MapStyleReader:
-    """A map-style data set, read by DataLoader's workers."""
+    """Reads a map-style data set with DataLoader's workers."""
 
     on_device = False
 
     def __init__(self, data: Dataset[Any], config: LoaderConfig) -> None:
-        self.samples: int | None = len(data)  # type: ignore[arg-type]  # checked: it has one
+        self.samples: int | None = len(data)  # type: ignore[arg-type]  # it has a length
         self._config = config
         self._sampler = _BatchListSampler()
         options = _dataloader_options(config)
@@ -233,18 +230,14 @@ class MapStyleReader:
         )
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """The batches of an epoch from step ``skip`` on; skipped samples are not read."""
-        recipe, samples = self._config, self.samples or 0
-        ids = recipe.epoch_order(samples, epoch)
-        parts = list(recipe.division.epoch_slices(samples, skip))
-        own = [ids[part.first : part.last] for part in parts]
-        self._sampler.batches = [each.tolist() for each in own]
-        yield from zip(parts, self._loader, own, strict=True)
+        order = self._config.epoch_order(self.samples or 0, epoch)
+        parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
+        ids = [order[part.first : part.last] for part in parts]
+        self._sampler.batches = [each.tolist() for each in ids]
+        yield from zip(parts, self._loader, ids, strict=True)
 
 
 class _BatchListSampler(Sampler[list[int]]):
-    """The sample numbers of each batch of the epoch that is next."""
-
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
 
@@ -256,9 +249,9 @@ class _BatchListSampler(Sampler[list[int]]):
 
 
 class IterableReader:
-    """Samples that can only be iterated: every rank reads all and collates its own.
+    """Reads samples that can only be iterated: every rank reads all and collates its own.
 
-    With workers, one of them does both: a stream has one order.
+    With workers, one worker does both, because a stream has one order.
     """
 
     on_device = False
@@ -269,33 +262,30 @@ class IterableReader:
         self._config = config
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        """The batches of one pass from step ``skip`` on; the data decide what an epoch is."""
         del epoch
-        passed = _IterableEpoch(self._start, self._config, skip)
+        batches = _IterableEpoch(self._start, self._config, skip)
         if not self._config.workers:
-            yield from passed
+            yield from batches
             return
         options = {**_dataloader_options(self._config), "num_workers": 1}
-        yield from DataLoader(passed, batch_size=None, collate_fn=_identity, **options)
+        yield from DataLoader(batches, batch_size=None, collate_fn=_identity, **options)
 
 
 class _IterableEpoch(IterableDataset[FetchedBatch]):
-    """One pass over a stream, cut into this rank's batches."""
-
     def __init__(self, start: Callable[[], Iterator[Any]], config: LoaderConfig, skip: int) -> None:
         self._start, self._config, self._skip = start, config, skip
 
     def __iter__(self) -> Iterator[FetchedBatch]:
         division = self._config.division
-        before = self._skip * division.batch
-        samples = islice(self._start(), before, None)
-        while whole := list(islice(samples, division.batch)):
-            if len(whole) < division.batch and division.drop_last:
+        start = self._skip * division.batch
+        samples = islice(self._start(), start, None)
+        while batch := list(islice(samples, division.batch)):
+            if len(batch) < division.batch and division.drop_last:
                 return
-            for part in division.split(0, len(whole)):
-                ids = torch.arange(before + part.first, before + part.last)
-                yield part, self._config.collate(whole[part.first : part.last]), ids
-            before += len(whole)
+            for part in division.split(0, len(batch)):
+                ids = torch.arange(start + part.first, start + part.last)
+                yield part, self._config.collate(batch[part.first : part.last]), ids
+            start += len(batch)
 
 
 def _build_reader(
@@ -307,12 +297,12 @@ def _build_reader(
         return place_arrays(arrays, config)
     if collates and type(data) in (tuple, dict):
         raise UsageError(
-            f"collate of a {type(data).__name__} of arrays, which have no samples to put together; "
-            "next: a TensorDataset of them, or augment=, which gets each batch"
+            f"collate of a {type(data).__name__} of arrays, which are indexed whole; next: a "
+            "TensorDataset of them, or augment=, a function of each batch"
         )
     if config.input == "resident":
         raise UsageError(
-            f"input 'resident' needs arrays, a {type(data).__name__} gives samples one by one; "
+            f"input 'resident' needs arrays, a {type(data).__name__} yields single samples; "
             "next: run.loader((images, labels), ...), or input loader"
         )
     if is_map_style(data):
@@ -321,23 +311,21 @@ def _build_reader(
 
 
 def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
-    own = config.options.get("worker_init_fn")
-    usual = {
+    return {
         "num_workers": config.workers,
         "persistent_workers": config.workers > 0,
         "pin_memory": config.device.type == "cuda",
+        **config.options,
+        "worker_init_fn": partial(_init_worker, config.options.get("worker_init_fn")),
     }
-    return {**usual, **config.options, "worker_init_fn": partial(_init_worker, own)}
 
 
-def _init_worker(own: Callable[[int], Any] | None, worker: int) -> None:
-    os.environ.pop(
-        PARENT_VARIABLE, None
-    )  # names the rank's own parent where nfold did not start the rank
+def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    os.environ.pop(PARENT_VARIABLE, None)  # may be the parent of the rank
     die_with_parent()
     torch.set_num_threads(1)
-    if own is not None:
-        own(worker)
+    if user_init is not None:
+        user_init(worker)
 
 
 def _identity(batch: Any) -> Any:

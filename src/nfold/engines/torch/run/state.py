@@ -1,4 +1,4 @@
-"""What one Run has prepared, and its state as a checkpoint keeps it."""
+"""The prepared objects of a Run, their checkpoints, and the bookkeeping of its steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
 
 @dataclass
 class PreparedObjects:
-    """Everything that training goes on from, in the order in which it was prepared."""
+    """The state of training: prepared objects in order, loaders, and optimizer steps."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -37,39 +37,34 @@ class PreparedObjects:
     steps: int = 0
 
     def missing_reason(self) -> str | None:
-        """What was not prepared although training depends on it; None where everything was."""
+        """Return what was not prepared although training needs it, or None."""
         if not self.models:
             return "no model is prepared: nfold exchanges no gradients; " + PREPARE_ADVICE
         if not self.optimizers:
-            return (
-                "no optimizer is prepared: steps are not counted, checkpoints lack it; "
-                + PREPARE_ADVICE
-            )
-        known = {parameter for model in self.models for parameter in model.parameters()}
+            return f"no optimizer is prepared: steps and checkpoints lack it; {PREPARE_ADVICE}"
+        prepared = {parameter for model in self.models for parameter in model.parameters()}
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        strange = sum(p not in known for group in groups for p in group["params"])
-        if not strange:
+        missing = sum(p not in prepared for group in groups for p in group["params"])
+        if not missing:
             return None
         return (
-            f"an optimizer updates {strange} parameters of no prepared model: their gradients are "
-            "not exchanged, devices drift apart; next: run.prepare() of the module that holds them"
+            f"an optimizer updates {missing} parameters of no prepared model: their gradients are "
+            "not exchanged and devices diverge; next: run.prepare(module) of their module"
         )
 
     def checkpoint_parts(self) -> dict[str, Any]:
-        """Objects with ``state_dict`` and ``load_state_dict``, by the names of their files."""
         kinds: dict[str, list[Any]] = {
             "model": self.models,
             "optimizer": self.optimizers,
             "scheduler": self.schedulers,
         }
         return {
-            f"{kind}-{number}": one
-            for kind, several in kinds.items()
-            for number, one in enumerate(several)
+            f"{kind}-{number}": part
+            for kind, parts in kinds.items()
+            for number, part in enumerate(parts)
         }
 
     def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
-        """Where training stands, apart from the parts."""
         return {
             "format": files.FORMAT,
             "steps": self.steps,
@@ -90,51 +85,50 @@ def save_checkpoint(
     keep: int,
     wait: Callable[[], None],
 ) -> Path:
-    """Write a checkpoint of all ranks into ``folder``; every rank must call it."""
     final = folder / f"step-{prepared.steps}"
-    aside = folder / f".{final.name}.new"
+    staging = folder / f".{final.name}.new"
     if job.is_main:
-        files.begin_checkpoint(aside)
+        files.begin_checkpoint(staging)
     wait()
-    files.write_part(aside, f"random-{job.rank}", files.get_random_state())
+    files.write_part(staging, f"random-{job.rank}", files.get_random_state())
     if job.is_main:
         for name, part in prepared.checkpoint_parts().items():
-            files.write_part(aside, name, part.state_dict())
-        files.write_part(aside, "progress", {**prepared.progress(scale, job), "extra": extra})
+            files.write_part(staging, name, part.state_dict())
+        files.write_part(staging, "progress", {**prepared.progress(scale, job), "extra": extra})
     wait()
     if job.is_main:
-        files.commit_checkpoint(aside, final, keep)
+        files.commit_checkpoint(staging, final, keep)
     wait()
     return final
 
 
 def load_checkpoint(
-    prepared: PreparedObjects, found: Path, job: Job, scale: LossScale | None
+    prepared: PreparedObjects, checkpoint: Path, job: Job, scale: LossScale | None
 ) -> dict[str, Any]:
-    """Go on from the checkpoint ``found``; returns the user's own values in it.
+    """Restore ``checkpoint``; return the user's own values in it.
 
-    Raises UsageError where it holds other parts than were prepared. With another number of
-    ranks, samples and their order stay the same, but dropout draws differ.
+    Raises UsageError if it holds other parts than were prepared. With another number of ranks,
+    samples and their order stay the same, but dropout draws differ.
     """
-    progress = files.read_part(found, "progress")
+    progress = files.read_part(checkpoint, "progress")
     if progress["parts"] != list(prepared.checkpoint_parts()):
         raise UsageError(
-            f"{found} holds {', '.join(progress['parts'])}, prepared are "
+            f"{checkpoint} holds {', '.join(progress['parts'])}, prepared are "
             f"{', '.join(prepared.checkpoint_parts())}; next: run.resume() after all run.prepare()"
         )
     if len(progress["loaders"]) != len(prepared.loaders):
         raise UsageError(
-            f"{found} knows {len(progress['loaders'])} loaders, made are "
+            f"{checkpoint} holds positions of {len(progress['loaders'])} loaders, this script has "
             f"{len(prepared.loaders)}; next: run.resume() after all run.loader()"
         )
     for name, part in prepared.checkpoint_parts().items():
-        part.load_state_dict(files.read_part(found, name))
+        part.load_state_dict(files.read_part(checkpoint, name))
     for loader, (epoch, step) in zip(prepared.loaders, progress["loaders"], strict=True):
         loader.seek(LoaderPosition(epoch=epoch, step=step))
     if scale is not None and progress["scale"] is not None:
         scale.load(progress["scale"])
     if progress["ranks"] == job.world_size:
-        files.set_random_state(files.read_part(found, f"random-{job.rank}"))
+        files.set_random_state(files.read_part(checkpoint, f"random-{job.rank}"))
     prepared.steps = progress["steps"]
     extra: dict[str, Any] = progress["extra"]
     return extra
@@ -144,10 +138,7 @@ Change = Callable[[], None]
 
 
 class RunBookkeeping:
-    """Steps, schedules and parts of steps. Notes made while a graph is recorded are kept for it.
-
-    ``frozen`` and ``rates`` are what a recording depends on besides tensors.
-    """
+    """Counts steps and steps schedules. Changes during a recording are deferred to its replays."""
 
     def __init__(
         self,
@@ -167,21 +158,21 @@ class RunBookkeeping:
         self._trained: tuple[bool, ...] = ()
 
     def begin_epoch(self) -> None:
-        """An epoch of training begins; what is trained in it is what is not frozen now."""
+        """Begin an epoch of training; note which parameters are frozen."""
         for exchange in self.exchanges:
             exchange.begin_epoch()
         parameters = (p for model in self._prepared.models for p in model.parameters())
         self._trained = tuple(parameter.requires_grad for parameter in parameters)
 
     def apply_or_defer(self, change: Change) -> None:
-        """Make a change now, or where a graph is recorded after each of its replays."""
+        """Make a change now or, during a recording, after each replay."""
         if self._deferred is None:
             change()
         else:
             self._deferred.append(change)
 
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped; the first one that was prepared counts the steps."""
+        """Count a step of the first prepared optimizer; check that gradients were exchanged."""
         if self.exchanges:
             self._check_exchanged(optimizer)
         if optimizer is self._prepared.optimizers[0]:
@@ -189,16 +180,15 @@ class RunBookkeeping:
 
     def _check_exchanged(self, optimizer: Optimizer) -> None:
         before = self._backwards_at_step.get(optimizer, 0)
-        now = self._backwards_at_step[optimizer] = sum(
-            one.completed_backwards for one in self.exchanges
-        )
+        now = sum(exchange.completed_backwards for exchange in self.exchanges)
+        self._backwards_at_step[optimizer] = now
         if now > before or self._warned:
             return
         groups = optimizer.param_groups
         if any(p.grad is not None for group in groups for p in group["params"]):
             self._warned = True
             warnings.warn(
-                "an optimizer stepped on gradients that were not exchanged, devices drift apart; "
+                "an optimizer stepped on gradients that were not exchanged: devices diverge; "
                 "next: one loss.backward() before each step, not torch.autograd.grad",
                 stacklevel=5,  # the line that called step()
             )
@@ -209,7 +199,6 @@ class RunBookkeeping:
             self._observer.beat(Phase.STEPPING, self._prepared.steps)
 
     def captured_state(self) -> Hashable:
-        """Share of the batch, settings of the optimizers, modes of the models, what is trained."""
         prepared = self._prepared
         return (
             self._current_share.share,
@@ -220,26 +209,22 @@ class RunBookkeeping:
         )
 
     def lr_versions(self) -> list[int]:
-        """How often each learning rate was changed in place."""
         return [
             count for optimizer in self._prepared.optimizers for count in lr_versions(optimizer)
         ]
 
     def begin_recording(self) -> None:
-        """Keep notes from here on instead of following them."""
         self._deferred = []
 
     def abandon_recording(self) -> None:
-        """Forget the backward that a broken recording left in the middle."""
         for exchange in self.exchanges:
             exchange.reset()
 
     def end_recording(self) -> Change:
-        """Follow notes again; returns what repeats those that were kept, after a replay."""
-        kept, self._deferred = self._deferred or [], None
+        changes, self._deferred = self._deferred or [], None
 
         def repeat() -> None:
-            for change in kept:
+            for change in changes:
                 change()
             for exchange in self.exchanges:
                 exchange.after_replay()

@@ -1,14 +1,15 @@
-"""A user's module made ready: on its device, in its layout, under its precision.
+"""``nfold.Run`` behind its public name, and the preparation of a user's module.
 
-The module stays the user's own object with its names, methods and state_dict: its class becomes
-a subclass whose forward moves the inputs and computes under autocast (as fully_shard of PyTorch
-does it). A copy or a pickle of it is of the user's class again.
+A prepared module stays the user's own object with its names, methods and state_dict: its class
+becomes a subclass whose forward moves the inputs and computes under autocast, as PyTorch's
+fully_shard does. A copy or a pickle of it is of the user's class.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
-from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.checkpoint_folder import newest_checkpoint, skipped_checkpoints_warning
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.communication import data_parallel
@@ -29,6 +30,7 @@ from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
     average_buffers,
+    collective_count,
     measure_bucket_bytes,
     sum_over_ranks,
     weighted_mean,
@@ -49,7 +51,7 @@ from nfold.engines.torch.step.cuda_graph import make_capturable
 
 
 class PreparedMarker:
-    """Marks the subclasses that ``prepare`` makes; ``original`` is the user's class."""
+    """Base of the classes that ``prepare_module`` makes from ``original``."""
 
     original: type[nn.Module]
 
@@ -57,9 +59,10 @@ class PreparedMarker:
 def prepare_module(
     module: nn.Module, plan: Plan, device: torch.device, current_share: CurrentShare | None = None
 ) -> nn.Module:
-    """The same module on ``device``, as the complete ``plan`` says; twice is once.
+    """Return the same module, moved to ``device`` and prepared for the complete ``plan``.
 
-    ``ledger`` says what this rank's samples count in each step; without it all ranks' do alike.
+    A prepared module is not changed. ``current_share`` is this rank's share of each step; without it
+    all ranks count the same.
     """
     if isinstance(module, PreparedMarker):
         return module
@@ -84,30 +87,29 @@ def _prepared_class(original: type[nn.Module], plan: Plan, device: torch.device)
         if half is None:
             return inner(self, *args, **kwargs)
         with torch.autocast(device.type, dtype=half):
-            return _to_fp32(inner(self, *args, **kwargs), half)
+            outputs = inner(self, *args, **kwargs)
+            return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
 
     return subclass_with_forward(original, PreparedMarker, forward)
 
 
-def _to_fp32(output: Any, half: torch.dtype) -> Any:
-    return map_tensors(output, lambda value: value.float() if value.dtype == half else value)
-
-
 def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
-    """Give every rank rank 0's values of parameters and buffers."""
+    """Overwrite parameters and buffers with those of rank 0."""
     for tensor in tensors:
         apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
+EVALUATION_WARNING = (
+    "each of {ranks} devices evaluated its own part of the data, and nothing was summed over the "
+    "devices before training continued: results are those of one part; next: "
+    "correct = run.sum(correct) after the evaluation loop, before dividing by the number of samples"
+)
 
 
 class UserRun:
-    """One rank of a data-parallel run of a user's own script.
-
-    ``plan`` is complete but for the batch, which the loader knows.
-    """
+    """One rank of a data-parallel run of a user's script. ``plan`` needs no batch."""
 
     def __init__(self, plan: Plan, job: Job, observer: Observer) -> None:
         self.plan = plan
@@ -121,39 +123,46 @@ class UserRun:
         self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
+        # Collectives before the evaluation whose results no collective has combined yet.
+        self._collectives_before_evaluation: int | None = None
         Precision(plan.precision or "fp32", job.device)
 
     @property
     def rank(self) -> int:
-        """This process's place among all ranks, from 0."""
+        """The number of this process among all ranks, from 0."""
         return self._job.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks train together."""
+        """The number of ranks."""
         return self._job.world_size
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0: the one that prints and writes files."""
+        """Whether this is rank 0, which prints and writes files."""
         return self._job.is_main
 
     @property
     def device(self) -> torch.device:
-        """The device that this rank drives."""
+        """The device of this rank."""
         return self._job.device
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far, those before a resume counted."""
+        """Optimizer steps so far, with those before a resume."""
         return self._prepared.steps
 
     def prepare(self, *objects: Any) -> Any:
-        """Make models, optimizers and learning-rate schedules ready; returns them in order.
+        """Prepare models, optimizers and learning-rate schedules for data-parallel training.
 
-        Each stays the same object. Models go to this rank's device, take rank 0's weights, and
-        from then on their gradients after ``backward()`` are those of the mean loss over the
-        global batch.
+        Models move to this rank's device and take the weights of rank 0. From then on their
+        gradients after ``backward()`` are those of the mean loss over the global batch.
+
+        Returns:
+            The same objects, in order: a single one by itself, several as a tuple.
+
+        Raises:
+            UsageError: An object is of another type.
         """
         for one in objects:
             if isinstance(one, nn.Module):
@@ -164,7 +173,7 @@ class UserRun:
                 self._prepare_schedule(one)
             else:
                 raise UsageError(
-                    f"a {type(one).__name__} cannot be prepared: allowed are modules, optimizers "
+                    f"a {type(one).__name__} cannot be prepared; allowed are modules, optimizers "
                     "and learning-rate schedules; next: run.loader(data, batch_size=...) for data"
                 )
         return objects[0] if len(objects) == 1 else objects
@@ -201,12 +210,12 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        def once(step: Change) -> None:
+        def step_once(step: Change) -> None:
             if self._current_share.share.is_last:
                 self._bookkeeping.apply_or_defer(step)
 
         if self.plan.accumulate > 1 or self._captures:
-            intercept_steps(schedule, once)
+            intercept_steps(schedule, step_once)
         self._prepared.schedulers.append(schedule)
 
     @property
@@ -226,44 +235,59 @@ class UserRun:
         collate: Callable[[list[Any]], Any] | None = None,
         **options: Any,
     ) -> RunLoader:
-        """Batches of ``data`` for this rank, on its device; iterate it once an epoch.
+        """Return this rank's batches of ``data``, on its device; iterate once per epoch.
 
-        ``data`` are arrays (tensors, NumPy arrays, tuples or dictionaries of them), a map-style
-        or iterable data set, a function that returns an iterator, or a DataLoader, whose
-        settings are taken over. ``batch_size`` is the global batch: it is divided over the
-        ranks, and over the parts of a step under accumulation. The samples of a step do not
-        depend on the number of ranks. ``train=False`` gives every sample to exactly one rank,
-        in order. ``augment`` gets each batch on the device: a function of the batch, or
-        ``nfold.Images``, which draws for each sample alike on any number of devices. ``options``
-        go to DataLoader. Iterable data with ``workers`` are read by one.
+        The samples of a step do not depend on the number of ranks.
+
+        Args:
+            data: Arrays (tensors, NumPy arrays, tuples or dictionaries of them), a map-style or
+                iterable data set, a function that returns an iterator, or a DataLoader, whose
+                settings are the defaults.
+            batch_size: Samples of one optimizer step over all ranks and micro-batches.
+            train: False for an evaluation: every sample on exactly one rank, in order.
+            shuffle: Default: as ``train``, or as the DataLoader.
+            drop_last: Skip an incomplete last batch.
+            workers: Worker processes; 1 for iterable data.
+            augment: A function of each batch on the device, or ``nfold.Images``, whose draws do not
+                depend on the number of ranks.
+            collate: Makes a batch of a list of samples.
+            **options: Further options of DataLoader.
+
+        Raises:
+            UsageError: The data or an argument cannot be used; the message lists the allowed values.
+            OutOfMemory: ``input="resident"`` and the arrays do not fit on the devices.
         """
-        said = {
+        arguments = {
             "batch_size": batch_size,
             "shuffle": shuffle,
             "drop_last": drop_last,
             "workers": workers,
             "collate": collate,
         }
-        data, settings = resolve_settings(data, said, options)
+        data, settings = resolve_settings(data, arguments, options)
         settings["augment"] = build_augment(augment, self.plan, self.device)
-        recipe = build_loader_config(settings, self.plan, self._job, train=train)
+        config = build_loader_config(settings, self.plan, self._job, train=train)
         if not train:
             return RunLoader(
-                data, recipe, self._current_share, self._begin_evaluation, self._report_evaluation
+                data, config, self._current_share, self._begin_evaluation, self._report_evaluation
             )
-        made = RunLoader(
-            data, recipe, self._current_share, self._begin_training, self._report_training
+        loader = RunLoader(
+            data, config, self._current_share, self._begin_training, self._report_training
         )
-        self._prepared.loaders.append(made)
-        return made
+        self._prepared.loaders.append(loader)
+        return loader
 
     def _begin_training(self) -> None:
         self._report_training()
         self._bookkeeping.begin_epoch()
-        found = self._prepared.missing_reason()
-        if found is not None and self.is_main and found not in self._warned:
-            self._warned.add(found)
-            warnings.warn(found, stacklevel=3)
+        reasons = [self._prepared.missing_reason()]
+        if self._evaluation_not_reduced():
+            reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
+        self._collectives_before_evaluation = None
+        for reason in reasons:
+            if reason is not None and self.is_main and reason not in self._warned:
+                self._warned.add(reason)
+                warnings.warn(reason, stacklevel=3)  # the loop over run.loader
 
     def _report_training(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
@@ -275,13 +299,19 @@ class UserRun:
         self._report_evaluation()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
+        if self.world_size > 1:
+            self._collectives_before_evaluation = collective_count()
+
+    def _evaluation_not_reduced(self) -> bool:
+        before = self._collectives_before_evaluation
+        return before is not None and collective_count() == before
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Mark the function that makes one optimizer step, so that the plan may speed it up.
+        """Mark the function that makes one optimizer step, so that the plan may capture it.
 
-        With step ``captured`` its kernels are replayed without its Python: only what it returns
-        comes out. Where that cannot be, on a CPU or with a line that waits for the device, it
-        runs as it is, and says so once.
+        With step ``captured`` a CUDA graph replays its kernels without its Python: only its return
+        value leaves it. If it cannot be captured (on a CPU, or because a line waits for the device),
+        it runs eagerly with one warning.
         """
         if self._captures:
             return captured_step(function, self._bookkeeping)
@@ -290,7 +320,7 @@ class UserRun:
         return function
 
     def backward(self, loss: Tensor) -> None:
-        """``loss.backward()``; under precision fp16 with the loss scaled, which it then needs."""
+        """Call ``loss.backward()``; precision fp16 needs this method, which scales the loss."""
         if self._scale is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return
@@ -298,60 +328,77 @@ class UserRun:
         self._scale.backward(loss, parameters)
 
     def sum(self, value: Any) -> Any:
-        """The sum over all ranks, on every rank: of a number, a number; of a tensor, a tensor."""
+        """Return the sum over all ranks: of a number, a number; of a tensor, a tensor."""
         return sum_over_ranks(value, self.device, self.world_size)
 
     def mean(self, value: Any, count: int | None = None) -> float:
-        """The mean over all ranks of a number or a tensor of one, each counting ``count`` times.
+        """Return the mean over all ranks of a number or a tensor [], weighted by ``count``.
 
-        Where nothing is said every rank counts once. In a training loop, ``count=len(labels)``
-        of a rank that has no sample of a batch, and computes one beside it, is 0.
+        By default every rank counts 1. In a training loop pass ``count=len(labels)``: it becomes 0
+        on a rank that computes a padding sample.
         """
         real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
-        """Write everything that training goes on from into ``folder``; all ranks must call it.
+        """Write the state of training into ``folder``; all ranks must call it.
 
-        ``values`` are the script's own: numbers, texts, tensors, lists, dictionaries. The
-        ``keep`` newest checkpoints stay. Raises UsageError where the folder holds checkpoints
-        that this run did not go on from. Returns the checkpoint's own folder.
+        Args:
+            folder: A folder that all ranks can read.
+            keep: Number of newest checkpoints that stay.
+            **values: The script's own numbers, texts, tensors, lists and dictionaries.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            UsageError: The folder holds checkpoints of another run, or a value cannot be saved.
         """
-        place = Path(folder).resolve()
-        if place not in self._resumed and newest_checkpoint(place) is not None:
+        path = Path(folder).resolve()
+        if path not in self._resumed and newest_checkpoint(path) is not None:
             raise UsageError(
-                f"{folder} holds {newest_checkpoint(place)} of another run; next: run.resume({str(folder)!r}) "
-                "before training, or another folder"
+                f"{folder} holds {newest_checkpoint(path)} of another run; next: "
+                f"run.resume({str(folder)!r}) before training, or another folder"
             )
-        self._resumed.add(place)
+        self._resumed.add(path)
         self._report_training()
+        not_reduced = self._evaluation_not_reduced()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
-        return state.save_checkpoint(
+        written = state.save_checkpoint(
             self._prepared,
-            place,
+            path,
             self._job,
             scale=self._scale,
             extra=values,
             keep=keep,
-            wait=self._wait,
+            wait=partial(data_parallel.barrier, self.world_size),
         )
+        if not_reduced:  # the collectives of a checkpoint do not count
+            self._collectives_before_evaluation = collective_count()
+        return written
 
     def resume(self, folder: str | Path) -> dict[str, Any] | None:
-        """Go on from the newest checkpoint in ``folder``: its own values, or None without one.
+        """Restore the newest readable checkpoint in ``folder``; all ranks must call it.
 
-        Call it after everything is prepared. With as many ranks as before, samples, losses and
-        weights go on exactly as they would have without the interruption.
+        Call it after ``prepare`` and ``loader``. With the same number of ranks, samples, losses and
+        weights continue as without the interruption.
+
+        Returns:
+            The values passed to ``checkpoint``; None if there is no checkpoint.
+
+        Raises:
+            UsageError: The checkpoint holds other objects than were prepared.
+            DataCorrupt: No checkpoint in the folder can be read.
         """
-        place = Path(folder).resolve()
-        self._resumed.add(place)
-        found = newest_checkpoint(place)
-        if found is None:
+        path = Path(folder).resolve()
+        self._resumed.add(path)
+        newest = newest_checkpoint(path)
+        if newest is None:
             return None
-        kept = state.load_checkpoint(self._prepared, found, self._job, self._scale)
+        if self.is_main and (skipped := skipped_checkpoints_warning(path)):
+            warnings.warn(skipped, stacklevel=2)
+        values = state.load_checkpoint(self._prepared, newest, self._job, self._scale)
         for optimizer in self._prepared.optimizers if self._captures else ():
             make_capturable(optimizer, self.device)
-        return kept
-
-    def _wait(self) -> None:
-        data_parallel.barrier(self.world_size)
+        return values

@@ -1,7 +1,10 @@
-"""Several steps in one call: consecutive batches of one form, which one graph goes through.
+"""One optimizer update of a built-in workload, as the plan's ``step`` says.
 
-Between two graphs a GPU waits for the copies of what they read and return and for the start of
-the second, about 25 µs on an H200; between two steps of one graph it does not.
+``eager`` runs it as written; ``compiled`` compiles forward and backward; ``captured`` replays all of
+it as one CUDA graph: selection of the samples, augmentation, forward, backward, exchange, optimizer;
+``compiled+captured`` does both. Under gradient accumulation an update covers the micro-batches of a
+batch, and a graph holds all of them. One graph may hold the updates of several consecutive batches:
+between two graphs a GPU waits about 25 µs on an H200, between two steps of one graph it does not.
 """
 
 from __future__ import annotations
@@ -29,26 +32,20 @@ BatchGroup = tuple[Batch, ...]
 def group_batches(
     batches: Iterable[Batch], max_group: int, *, single_batches: int = 0
 ) -> Iterator[BatchGroup]:
-    """All batches in their order: the first ``apart`` alone, then ``most`` alike ones at a time.
+    """Yield all batches in order, in groups of up to ``max_group`` with equal shapes.
 
-    Those that have too few alike beside them, such as the last ones of an epoch, come alone.
+    The first ``single_batches`` are groups of one, and so are batches of an incomplete group.
     """
-    held: list[Batch] = []
+    group: list[Batch] = []
     for number, batch in enumerate(batches):
-        if held and _batch_signature(held[0]) != _batch_signature(batch):
-            yield from _flush(held)
-        held.append(batch)
-        if number < single_batches:
-            yield from _flush(held)
-        elif len(held) == max_group:
-            yield tuple(held)
-            held.clear()
-    yield from _flush(held)
-
-
-def _flush(held: list[Batch]) -> Iterator[BatchGroup]:
-    yield from ((batch,) for batch in held)
-    held.clear()
+        if group and _batch_signature(group[0]) != _batch_signature(batch):
+            yield from ((single,) for single in group)
+            group.clear()
+        group.append(batch)
+        if number < single_batches or len(group) == max_group:
+            yield tuple(group)
+            group.clear()
+    yield from ((single,) for single in group)
 
 
 def _batch_signature(batch: Batch) -> Hashable:
@@ -56,40 +53,30 @@ def _batch_signature(batch: Batch) -> Hashable:
     return tuple(map(tensor_signature, batch.tensors)), epoch, batch.count, batch.global_count
 
 
-# One optimizer update of a built-in workload, as the plan's ``step`` says.
-#
-# ``eager`` runs it as it is written; ``compiled`` compiles forward and backward; ``captured``
-# replays the whole of it as one CUDA graph: selection of the samples, augmentation, forward,
-# backward, exchange, optimizer; ``compiled+captured`` does both. Under gradient accumulation an
-# update goes through the parts of its batch, and a graph holds all of them.
-
-
 class TrainingStep(Protocol):
-    """Makes one update; returns the mean loss over this rank's samples, not yet read."""
+    """Makes one update; returns the mean loss over this rank's samples, not read yet."""
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: MicroBatches) -> Tensor:
-        """``tensors`` of a batch, its epoch, int64 [], and the parts to compute it in."""
+        """Update on the tensors of a batch, its epoch int64 [] and its micro-batches."""
 
     def run_many(
         self, tensors: Sequence[Tensors], epoch: Tensor, parts: MicroBatches, rates: Tensor
     ) -> Tensor:
-        """One update for each batch, which are alike; ``rates`` are ``Fixed.of``; losses [n]."""
+        """Update on each of several equal batches, with ``rates`` of ``step_rates``; losses [n]."""
 
-    def switch_exchange(self, exchange_key: Hashable) -> None:
-        """From the next update on something else is exchanged; before the first one, as usual."""
+    def switch_exchange(self, exchange_key: Hashable) -> None: ...
 
     def graph_bytes(self) -> int:
-        """Memory of the device that recorded graphs keep for themselves."""
+        """Return the device memory that recorded graphs reserve."""
 
-    def close(self) -> None:
-        """Leave nothing on the device that would keep the process group from ending."""
+    def close(self) -> None: ...
 
 
 class EagerStep:
-    """Forward, loss and backward of every part, the exchange in the last one's, optimizer.
+    """Forward, loss and backward of every micro-batch, exchange in the last, optimizer.
 
-    Parts of any other than the ``usual_sizes``, those of the last batch of an epoch, go through
-    ``rare``: compiling again for one batch an epoch would take longer than it saves.
+    Micro-batches of other than ``usual_sizes``, in the last batch of an epoch, use ``rare_forward``:
+    compiling for them would take longer than it saves.
     """
 
     def __init__(
@@ -116,7 +103,6 @@ class EagerStep:
     def run_many(
         self, tensors: Sequence[Tensors], epoch: Tensor, parts: MicroBatches, rates: Tensor
     ) -> Tensor:
-        """Make the updates one after the other."""
         return run_each(self, self._lr_schedule, tensors, epoch, parts, rates)
 
     def _accumulate(self, tensors: Tensors, epoch: Tensor, part: MicroBatch) -> Tensor:
@@ -127,14 +113,13 @@ class EagerStep:
         return _scale(loss.detach(), part.loss_weight)
 
     def switch_exchange(self, exchange_key: Hashable) -> None:
-        """Nothing is recorded: whoever exchanges knows."""
+        pass
 
     def graph_bytes(self) -> int:
-        """There are no graphs."""
         return 0
 
     def close(self) -> None:
-        """Nothing is kept."""
+        pass
 
 
 def run_each(
@@ -145,7 +130,6 @@ def run_each(
     parts: MicroBatches,
     rates: Tensor,
 ) -> Tensor:
-    """An update for each batch, at its own rate; their losses [n]."""
     losses = []
     for number, one in enumerate(tensors):
         lr_schedule.load_rate(rates, number)
@@ -158,28 +142,27 @@ def _scale(loss: Tensor, weight: float) -> Tensor:
 
 
 class GraphedStep:
-    """An update that is replayed: a graph for every number of samples and their parts.
+    """A replayed update: a graph for every number of samples and micro-batches.
 
-    Where what is exchanged switches, there are as many of each. All share the recorder's memory:
-    of them, too, no two run at once.
+    Variants with another exchange have graphs of their own. All share the recorder's memory pool.
     """
 
     def __init__(
         self, update: EagerStep, lr_schedule: ConstantLearningRate, recorder: CudaGraphRecorder
     ) -> None:
-        def flat(*given: Tensor | MicroBatches) -> Tensor:
-            *tensors, epoch, parts = given
+        def run_one(*arguments: Tensor | MicroBatches) -> Tensor:
+            *tensors, epoch, parts = arguments
             return update(tuple(tensors), epoch, parts)  # type: ignore[arg-type]  # as packed below
 
-        def chained(*given: Tensor | MicroBatches | int) -> Tensor:
-            *flat, epoch, rates, parts, n = given
+        def run_many(*arguments: Tensor | MicroBatches | int) -> Tensor:
+            *flat, epoch, rates, parts, n = arguments
             each = len(flat) // n  # type: ignore[operator]  # as packed below
             tensors = [tuple(flat[k : k + each]) for k in range(0, len(flat), each)]
             return update.run_many(tensors, epoch, parts, rates)  # type: ignore[arg-type]
 
         self._lr_schedule = lr_schedule
         self._recorder = recorder
-        self._flat, self._many = flat, chained
+        self._run_one, self._run_many = run_one, run_many
         self._graphs: dict[Hashable, tuple[CapturedFunction, CapturedFunction]] = {}
         self.switch_exchange(communication_key(NO_INTERVENTIONS))
 
@@ -189,60 +172,51 @@ class GraphedStep:
     def run_many(
         self, tensors: Sequence[Tensors], epoch: Tensor, parts: MicroBatches, rates: Tensor
     ) -> Tensor:
-        """Make the updates in one graph, or one by one until single ones have warmed up."""
+        """Make the updates in one graph; one by one until single updates have warmed up."""
         if not self._captured.is_warm((*tensors[0], epoch), parts):
             return run_each(self, self._lr_schedule, tensors, epoch, parts, rates)
         flat = [tensor for one in tensors for tensor in one]
         return _call_captured(self._captured_many, (*flat, epoch, rates), parts, len(tensors))
 
     def switch_exchange(self, exchange_key: Hashable) -> None:
-        """Take the graphs of what is exchanged now; none, before the first updates with it."""
         if exchange_key not in self._graphs:
-            several = CapturedFunction(self._many, self._recorder, warm_up=0)
-            self._graphs[exchange_key] = CapturedFunction(self._flat, self._recorder), several
+            many = CapturedFunction(self._run_many, self._recorder, warm_up=0)
+            self._graphs[exchange_key] = CapturedFunction(self._run_one, self._recorder), many
         self._captured, self._captured_many = self._graphs[exchange_key]
 
     def graph_bytes(self) -> int:
-        """What the graphs' pool holds."""
         return self._recorder.pool_bytes()
 
     def close(self) -> None:
-        """Reset the graphs."""
-        for captured, chained in self._graphs.values():
+        for captured, captured_many in self._graphs.values():
             captured.close()
-            chained.close()
+            captured_many.close()
 
 
 def _call_captured(captured: CapturedFunction, tensors: Tensors, *constants: Hashable) -> Tensor:
     try:
         losses: Tensor = captured(tensors, *constants)
     except CaptureFailed as failed:
-        raise _capture_error(failed.__cause__) from failed
+        cause = failed.__cause__
+        reason = str(cause).strip().split("\n")[0] or type(cause).__name__
+        location = error_location(cause) if cause else None
+        where = f" ({location})" if location else ""
+        raise UsageError(
+            f"the step cannot be captured as a CUDA graph: {reason}{where}; next: --step eager"
+        ) from failed
     return losses
-
-
-def _capture_error(cause: BaseException | None) -> UsageError:
-    reason = str(cause).strip().split("\n")[0] or type(cause).__name__
-    place = error_location(cause) if cause else None
-    where = f" ({place})" if place else ""
-    return UsageError(
-        f"the step cannot be captured as a CUDA graph: {reason}{where}; next: --step eager"
-    )
 
 
 def build_step(
     plan_step: str, update: EagerStep, lr_schedule: ConstantLearningRate, device: torch.device
 ) -> TrainingStep:
-    """The update as the plan's ``step`` runs it."""
-    return (
-        GraphedStep(update, lr_schedule, CudaGraphRecorder(device))
-        if "captured" in plan_step
-        else update
-    )
+    if "captured" not in plan_step:
+        return update
+    return GraphedStep(update, lr_schedule, CudaGraphRecorder(device))
 
 
 class EpochTensor:
-    """The epoch as a tensor on the device: made once an epoch, filled there, so nothing waits."""
+    """The epoch as a tensor on the device, filled there once per epoch, so that nothing waits."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""A bucket takes gradients in, however they lie in memory, and hands parts of itself back."""
+"""A bucket gathers gradients of any memory layout and assigns views of itself."""
 
 from __future__ import annotations
 

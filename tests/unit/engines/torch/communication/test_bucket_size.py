@@ -1,4 +1,4 @@
-"""Bucket sizes from a line through times of all-reduces."""
+"""Bucket sizes from a linear fit of all-reduce times."""
 
 from __future__ import annotations
 

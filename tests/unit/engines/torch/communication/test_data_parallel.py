@@ -1,4 +1,4 @@
-"""Collectives on tensors that lie in memory in some other way than most."""
+"""Collectives on tensors of unusual strides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _filled(tensor: Tensor) -> None:
     ],
     ids=["plain", "transposed", "sliced", "expanded", "one", "none"],
 )
-def test_a_collective_changes_a_tensor_and_nothing_beside_it(make: object, changed: int) -> None:
+def test_a_collective_changes_a_tensor_and_no_other_memory(make: object, changed: int) -> None:
     assert callable(make)
     base = torch.zeros(3, 4)
     tensor = make(base)

@@ -1,4 +1,4 @@
-"""Buckets, and what one rank alone can show of the exchange: parts of a step, and refusals."""
+"""Gradient exchange on one rank: buckets, micro-batches, and refusals."""
 
 from __future__ import annotations
 
@@ -51,35 +51,35 @@ def test_buckets_are_of_one_type_and_of_some_size() -> None:
 
 
 def test_parts_of_a_step_add_up_to_the_mean_over_the_batch() -> None:
-    weight, ledger = parameter(1), CurrentShare(1)
-    GradientExchange([[weight]], 1, ledger)
-    ledger.set(part(3, last=False))
+    weight, current_share = parameter(1), CurrentShare(1)
+    GradientExchange([[weight]], 1, current_share)
+    current_share.set(part(3, last=False))
     torch.autograd.backward((weight * 2).sum())
     assert weight.grad is None
-    ledger.set(part(1, last=True))
+    current_share.set(part(1, last=True))
     torch.autograd.backward((weight * 10).sum())
     assert weight.grad is not None
     assert weight.grad.item() == pytest.approx(2 * 3 / 4 + 10 / 4)
 
 
 def test_the_next_step_begins_from_nothing() -> None:
-    weight, ledger = parameter(1), CurrentShare(1)
-    GradientExchange([[weight]], 1, ledger)
+    weight, current_share = parameter(1), CurrentShare(1)
+    GradientExchange([[weight]], 1, current_share)
     for _ in range(2):
         for last in (False, True):
-            ledger.set(part(2, last=last))
+            current_share.set(part(2, last=last))
             torch.autograd.backward(weight.sum())
         assert weight.grad is not None
         assert weight.grad.item() == pytest.approx(1.0)
         weight.grad = None
 
 
-def test_a_parameter_used_in_an_early_part_alone_keeps_its_gradient() -> None:
-    early, both, ledger = parameter(1), parameter(1), CurrentShare(1)
-    GradientExchange([[early, both]], 1, ledger)
-    ledger.set(part(2, last=False))
+def test_a_parameter_used_only_in_an_early_part_keeps_its_gradient() -> None:
+    early, both, current_share = parameter(1), parameter(1), CurrentShare(1)
+    GradientExchange([[early, both]], 1, current_share)
+    current_share.set(part(2, last=False))
     torch.autograd.backward((early + both).sum())
-    ledger.set(part(2, last=True))
+    current_share.set(part(2, last=True))
     torch.autograd.backward(both.sum())
     assert early.grad is not None
     assert both.grad is not None
@@ -87,18 +87,18 @@ def test_a_parameter_used_in_an_early_part_alone_keeps_its_gradient() -> None:
 
 
 def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
-    used, unused, ledger = parameter(1), parameter(1), CurrentShare(1)
-    GradientExchange([[used, unused]], 1, ledger)
+    used, unused, current_share = parameter(1), parameter(1), CurrentShare(1)
+    GradientExchange([[used, unused]], 1, current_share)
     for last in (False, True):
-        ledger.set(part(2, last=last))
+        current_share.set(part(2, last=last))
         torch.autograd.backward(used.sum())
     assert unused.grad is None
 
 
 def test_a_second_backward_in_a_part_is_refused() -> None:
-    weight, ledger = parameter(1), CurrentShare(1)
-    GradientExchange([[weight]], 1, ledger)
-    ledger.set(part(2, last=True))
+    weight, current_share = parameter(1), CurrentShare(1)
+    GradientExchange([[weight]], 1, current_share)
+    current_share.set(part(2, last=True))
     torch.autograd.backward(weight.sum())
     with pytest.raises(UsageError, match=r"zero_grad\(\) after optimizer\.step\(\)"):
         torch.autograd.backward(weight.sum())
@@ -111,11 +111,11 @@ def test_a_sparse_gradient_is_refused() -> None:
         torch.autograd.backward(table(torch.tensor([1])).sum())
 
 
-def test_a_removed_exchange_leaves_gradients_alone() -> None:
-    weight, ledger = parameter(1), CurrentShare(1)
-    exchange = GradientExchange([[weight]], 1, ledger)
+def test_a_removed_exchange_does_not_change_gradients() -> None:
+    weight, current_share = parameter(1), CurrentShare(1)
+    exchange = GradientExchange([[weight]], 1, current_share)
     exchange.remove()
-    ledger.set(part(2, last=False))
+    current_share.set(part(2, last=False))
     torch.autograd.backward(weight.sum())
     assert weight.grad is not None
 
@@ -159,14 +159,14 @@ def test_a_bucket_that_comes_late_is_updated_too() -> None:
 
     def trained(*, overlap: bool) -> list[float]:
         torch.manual_seed(0)
-        first, last, ledger = nn.Linear(3, 4), nn.Linear(4, 2), CurrentShare(1)
+        first, last, current_share = nn.Linear(3, 4), nn.Linear(4, 2), CurrentShare(1)
         model = nn.Sequential(first, last)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        exchange = GradientExchange([first.parameters(), last.parameters()], 1, ledger)
+        exchange = GradientExchange([first.parameters(), last.parameters()], 1, current_share)
         if overlap:
             exchange.overlap_optimizer(optimizer)
         for _ in range(3):
-            ledger.set(BatchShare(count=5, global_count=5, micro_batches=1, is_last=True))
+            current_share.set(BatchShare(count=5, global_count=5, micro_batches=1, is_last=True))
             torch.autograd.backward(model(torch.ones(5, 3)).square().mean())
             assert (first.weight.grad is None) == overlap
             optimizer.step()
@@ -179,11 +179,11 @@ def test_a_bucket_that_comes_late_is_updated_too() -> None:
 
 
 def test_a_late_bucket_wants_its_step() -> None:
-    weights, ledger = [parameter(1), parameter(1)], CurrentShare(1)
-    GradientExchange([[weight] for weight in weights], 1, ledger).overlap_optimizer(
+    weights, current_share = [parameter(1), parameter(1)], CurrentShare(1)
+    GradientExchange([[weight] for weight in weights], 1, current_share).overlap_optimizer(
         torch.optim.SGD(weights)
     )
-    ledger.set(BatchShare(count=4, global_count=4, micro_batches=1, is_last=True))
+    current_share.set(BatchShare(count=4, global_count=4, micro_batches=1, is_last=True))
     torch.autograd.backward((weights[0] * weights[1]).sum())
     with pytest.raises(UsageError, match="second backward"):
         torch.autograd.backward((weights[0] * weights[1]).sum())

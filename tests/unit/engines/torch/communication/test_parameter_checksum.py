@@ -1,4 +1,4 @@
-"""Weights of ranks are compared as bytes, and some of them as numbers."""
+"""Checksums and samples of parameters."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Crop, flip and cutout: each sample by its own draws, whatever batch it comes in."""
+"""Crop, flip and cutout: the draws of a sample do not depend on its batch."""
 
 import dataclasses
 from typing import Any
@@ -102,7 +102,7 @@ def test_the_centres_of_cutouts_are_everywhere_alike() -> None:
     assert int(covered.max()) < 175
 
 
-def test_each_operation_draws_as_if_it_were_alone() -> None:
+def test_each_operation_draws_independently_of_the_others() -> None:
     """One call of the generator serves all of them, with the numbers of a call for each."""
     images, ids = _images(30), torch.arange(100, 130)
     together = _built(*ALL)(images, ids, 3)
@@ -132,8 +132,8 @@ def test_a_sample_is_augmented_the_same_in_any_batch() -> None:
     images, ids = _images(30), torch.arange(100, 130)
     augment = _built(*ALL)
     whole = augment(images, ids, 2)
-    alone = torch.cat([augment(images[i : i + 1], ids[i : i + 1], 2) for i in range(30)])
-    assert torch.equal(whole, alone)
+    one_device = torch.cat([augment(images[i : i + 1], ids[i : i + 1], 2) for i in range(30)])
+    assert torch.equal(whole, one_device)
     assert not torch.equal(whole, augment(images, ids, 3))
     assert not torch.equal(whole, _built(*ALL, seed=6)(images, ids, 2))
 

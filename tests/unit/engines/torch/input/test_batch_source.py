@@ -1,4 +1,4 @@
-"""Placements of data and augmentation: the model gets the same numbers from each."""
+"""Placements of data and augmentation give the model the same numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PLACEMENTS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank of several has no process group here: all have as much memory as it."""
     monkeypatch.setattr(device_dataset, "all_reduce_min", lambda value, *_: value)
 
@@ -43,12 +43,12 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 Step = tuple[Tensor, Tensor, tuple[int, int, int]]
 
 
-def _steps(asked: Task, epoch: int = 2) -> list[Step]:
+def _steps(requested: Task, epoch: int = 2) -> list[Step]:
     """What the model gets in each step, its labels, and what the step counts."""
     made = arrays(103)
     normalize = Normalizer(made, "channels_first", CPU.primary)
-    prepare = build_preparation(made, asked, OPERATIONS, normalize, CPU)
-    batches = build_source(made, asked, OPERATIONS, CPU)
+    prepare = build_preparation(made, requested, OPERATIONS, normalize, CPU)
+    batches = build_source(made, requested, OPERATIONS, CPU)
     batches.epoch = epoch
     found = [(batches.unpack(b.tensors), b) for b in batches]
     counts = [(b.count, b.global_count, b.sample_hash) for _, b in found]
@@ -63,9 +63,9 @@ def test_every_placement_gives_what_loader_and_cpu_give(
     placement: dict[str, Any], rank: int, ranks: int, length: dict[str, int]
 ) -> None:
     """Batches of 34 of 103 samples: they do not divide, and the last one is a single sample."""
-    said: dict[str, Any] = {"batch": 34, "rank": rank, "world_size": ranks, **length}
-    plain = _steps(task(**said, **PLACEMENTS[0]))
-    placed = _steps(task(**said, **placement))
+    fields: dict[str, Any] = {"batch": 34, "rank": rank, "world_size": ranks, **length}
+    plain = _steps(task(**fields, **PLACEMENTS[0]))
+    placed = _steps(task(**fields, **placement))
     assert len(plain) == (4 if "epochs" in length else 11)
     for (images, labels, counts), (others, theirs, counted) in zip(plain, placed, strict=True):
         assert torch.equal(images, others)
@@ -108,12 +108,12 @@ def test_losses_of_an_epoch_are_identical(monkeypatch: pytest.MonkeyPatch) -> No
         assert _losses(monkeypatch, placement) == plain
 
 
-def _chosen(patch: pytest.MonkeyPatch, free: int, asked: Task, devices: Devices = CPU) -> str:
+def _chosen(patch: pytest.MonkeyPatch, free: int, requested: Task, devices: Devices = CPU) -> str:
     """Which source is taken with so many bytes free; before anything is copied."""
     patch.setattr(device_dataset, "free_bytes", lambda _: free)
     for kind in ("ResidentSource", "ShardedSource"):
         patch.setattr(sources, kind, lambda *_, kind=kind: kind)
-    return str(build_source(arrays(40), asked, (), devices))
+    return str(build_source(arrays(40), requested, (), devices))
 
 
 @pytest.mark.parametrize(("ranks", "parts"), [(1, 1.25), (2, 2.5), (3, 3.75)])
@@ -121,45 +121,51 @@ def test_ranks_on_a_host_share_its_memory(
     monkeypatch: pytest.MonkeyPatch, ranks: int, parts: float
 ) -> None:
     """Free memory in parts of the data set: a copy a rank, else a shard each, else nothing."""
-    asked, needed = (
+    requested, needed = (
         task(input="resident", world_size=ranks),
         device_dataset.dataset_bytes(arrays(40)),
     )
-    assert _chosen(monkeypatch, round(parts * needed), asked) == "ResidentSource"
+    assert _chosen(monkeypatch, round(parts * needed), requested) == "ResidentSource"
     if ranks > 1:
-        assert _chosen(monkeypatch, round(parts * needed) - 1, asked) == "ShardedSource"
-        assert _chosen(monkeypatch, round(1.25 * needed), asked) == "ShardedSource"
+        assert _chosen(monkeypatch, round(parts * needed) - 1, requested) == "ShardedSource"
+        assert _chosen(monkeypatch, round(1.25 * needed), requested) == "ShardedSource"
     with pytest.raises(OutOfMemory, match=rf"the host \({ranks} ranks\).*--input loader"):
-        _chosen(monkeypatch, round(1.25 * needed) - 1, asked)
+        _chosen(monkeypatch, round(1.25 * needed) - 1, requested)
 
 
-def test_the_host_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, needed = task(input="resident", world_size=2), device_dataset.dataset_bytes(arrays(40))
-    small = dataclasses.replace(asked.machine, memory_bytes=2 * needed)
-    assert _chosen(monkeypatch, 2**40, asked) == "ResidentSource"
-    assert _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small)) == "ShardedSource"
+def test_the_host_has_at_most_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested, needed = (
+        task(input="resident", world_size=2),
+        device_dataset.dataset_bytes(arrays(40)),
+    )
+    small = dataclasses.replace(requested.machine, memory_bytes=2 * needed)
+    assert _chosen(monkeypatch, 2**40, requested) == "ResidentSource"
+    assert (
+        _chosen(monkeypatch, 2**40, dataclasses.replace(requested, machine=small))
+        == "ShardedSource"
+    )
 
 
 def test_each_gpu_holds_a_copy_or_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     """40 samples of 72 bytes on three GPUs: the largest shard has 14."""
-    asked, gpu = task(input="resident", world_size=3), Devices((torch.device("cuda", 2),))
-    assert _chosen(monkeypatch, 50 * 72, asked, gpu) == "ResidentSource"
-    assert _chosen(monkeypatch, 50 * 72 - 1, asked, gpu) == "ShardedSource"
-    assert _chosen(monkeypatch, 1260, asked, gpu) == "ShardedSource"
-    sizes = "2.68e-06 GiB, sharded 9.39e-07 GiB, on each of 3 GPUs"
+    requested, gpu = task(input="resident", world_size=3), Devices((torch.device("cuda", 2),))
+    assert _chosen(monkeypatch, 50 * 72, requested, gpu) == "ResidentSource"
+    assert _chosen(monkeypatch, 50 * 72 - 1, requested, gpu) == "ShardedSource"
+    assert _chosen(monkeypatch, 1260, requested, gpu) == "ShardedSource"
+    sizes = r"2.68e-06 GiB \(9.39e-07 GiB sharded\) on each of 3 GPUs"
     with pytest.raises(OutOfMemory, match=sizes):
-        _chosen(monkeypatch, 1259, asked, gpu)
-    with pytest.raises(OutOfMemory, match="on cuda:2, of whose"):
+        _chosen(monkeypatch, 1259, requested, gpu)
+    with pytest.raises(OutOfMemory, match="on cuda:2;"):
         _chosen(monkeypatch, 1260, task(input="resident"), gpu)
 
 
-def test_a_gpu_has_at_most_what_the_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, gpu = task(input="resident", world_size=2), Devices((torch.device("cuda", 1),))
-    said = tuple(
+def test_a_gpu_has_at_most_the_memory_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested, gpu = task(input="resident", world_size=2), Devices((torch.device("cuda", 1),))
+    fields = tuple(
         GpuInfo(index=i, name="GPU", memory_bytes=bytes_) for i, bytes_ in ((0, 1), (1, 3000))
     )
-    small = dataclasses.replace(asked.machine, gpus=said)
+    small = dataclasses.replace(requested.machine, gpus=fields)
     assert (
-        _chosen(monkeypatch, 2**40, dataclasses.replace(asked, machine=small), gpu)
+        _chosen(monkeypatch, 2**40, dataclasses.replace(requested, machine=small), gpu)
         == "ShardedSource"
     )

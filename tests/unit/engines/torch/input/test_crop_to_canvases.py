@@ -1,4 +1,4 @@
-"""Boxes of images of many sizes, cut out together, against one image after the other."""
+"""Boxes of many images cut out together equal those cut out one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples of a step do not depend on the number of devices, and none is lost or doubled."""
+"""The samples of a step do not depend on the number of devices; each is used once."""
 
 from functools import partial
 
@@ -24,10 +24,10 @@ from nfold.engines.torch.input.preprocessing import build_augmentation
 def test_every_number_of_ranks_sees_the_same_samples_in_the_same_steps(
     ranks: int, accumulate: int
 ) -> None:
-    """In the same order too, unless ranks take turns in the parts of a step."""
+    """In the same order too, unless ranks are interleaved in the parts of a step."""
     whole = [key.ids for key in BatchKeySampler(103, task(batch=10))]
-    asked = partial(task, batch=10, accumulate=accumulate, world_size=ranks)
-    streams = [BatchKeySampler(103, asked(rank=r)) for r in range(ranks)]
+    requested = partial(task, batch=10, accumulate=accumulate, world_size=ranks)
+    streams = [BatchKeySampler(103, requested(rank=r)) for r in range(ranks)]
     steps = list(zip(*streams, strict=True))
     assert len(steps) == len(whole) == 11
     for expected, keys in zip(whole, steps, strict=True):
@@ -75,9 +75,9 @@ def test_passes_are_the_epochs_of_the_keys(limit: int | None) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_the_stream_s_samples_in_order(workers: int) -> None:
     data = arrays(40)
-    asked = task(batch=16, workers=workers)
-    stream = BatchKeySampler(40, asked)
-    batches = list(build_loader(ArrayBatches(data, None), asked, stream))
+    requested = task(batch=16, workers=workers)
+    stream = BatchKeySampler(40, requested)
+    batches = list(build_loader(ArrayBatches(data, None), requested, stream))
     assert [batch.count for batch in batches] == [16, 16, 8]
     for key, batch in zip(stream, batches, strict=True):
         samples = SampleTensors(*batch.tensors)
@@ -100,25 +100,25 @@ def test_a_worker_that_augments_sends_no_ids() -> None:
 
 
 def test_a_loaded_epoch_is_the_one_that_was_set() -> None:
-    data, asked = arrays(40), task(batch=16)
+    data, requested = arrays(40), task(batch=16)
     loaded = LoaderSource(
-        ArrayBatches(data, None), asked, BatchKeySampler(40, asked), torch.device("cpu")
+        ArrayBatches(data, None), requested, BatchKeySampler(40, requested), torch.device("cpu")
     )
     loaded.epoch = 3
     assert (loaded.epoch, len(loaded)) == (3, 3)
-    expected = BatchKeySampler(40, asked).epoch_order(3)
+    expected = BatchKeySampler(40, requested).epoch_order(3)
     assert np.array_equal(
         torch.cat([loaded.unpack(b.tensors).ids for b in loaded]).numpy(), expected
     )
 
 
 @pytest.mark.parametrize(
-    ("steps", "workers", "asked"), [(10, 15, "--steps 600"), (100, 3, "--steps 120")]
+    ("steps", "workers", "advice"), [(10, 15, "--steps 600"), (100, 3, "--steps 120")]
 )
-def test_steps_that_workers_had_ready_are_a_doubt(steps: int, workers: int, asked: str) -> None:
+def test_batches_that_were_ready_are_a_caveat(steps: int, workers: int, advice: str) -> None:
     ((kind, text),) = queued_input_notes(task(steps=steps, workers=workers).plan)
     assert kind == "queued_input"
-    assert asked in text
+    assert advice in text
 
 
 @pytest.mark.parametrize(("steps", "workers"), [(600, 15), (10, 0), (None, 15)])

@@ -1,4 +1,4 @@
-"""Resident input: what a loader gives, selected on the device; refused where it does not fit."""
+"""Resident input equals a loader's; refused where it does not fit."""
 
 from itertools import pairwise
 
@@ -24,9 +24,9 @@ SAMPLES = 103
 def _compare(limit: int | None, batch: int, rank: int, ranks: int, epoch: int = 0) -> int:
     """Compare a resident source with a loader's data set, batch by batch; how many there were."""
     data = arrays(SAMPLES)
-    asked = task(batch=batch, rank=rank, world_size=ranks)
-    stream = BatchKeySampler(SAMPLES, asked, limit=limit)
-    source = ResidentSource(data, BatchKeySampler(SAMPLES, asked, limit=limit), CPU)
+    requested = task(batch=batch, rank=rank, world_size=ranks)
+    stream = BatchKeySampler(SAMPLES, requested, limit=limit)
+    source = ResidentSource(data, BatchKeySampler(SAMPLES, requested, limit=limit), CPU)
     stream.epoch = source.epoch = epoch
     found = list(source)
     assert len(found) == len(source) == len(stream)
@@ -56,11 +56,11 @@ def test_a_rank_without_a_sample_gets_one_that_is_neither_counted_nor_hashed(ran
 
 
 @pytest.mark.parametrize("limit", [1, 11, 25])
-def test_a_run_in_steps_goes_on_across_epochs(limit: int) -> None:
+def test_a_run_in_steps_continues_across_epochs(limit: int) -> None:
     assert _compare(limit, 10, 1, 2) == limit
 
 
-def test_epochs_may_be_asked_for_in_any_order() -> None:
+def test_epochs_may_be_requested_in_any_order() -> None:
     source = ResidentSource(arrays(40), BatchKeySampler(40, task(batch=40)), CPU)
     for epoch in (0, 1, 5, 5, 2):
         source.epoch = epoch
@@ -98,23 +98,23 @@ def test_four_fifths_of_the_free_memory_may_be_taken() -> None:
         check_fits(801, 1000, "cuda:0")
 
 
-def test_a_refusal_says_both_sizes_and_the_next_step() -> None:
+def test_out_of_memory_names_both_sizes_and_the_next_step() -> None:
     with pytest.raises(OutOfMemory) as refused:
         check_fits(3 * 2**30, 2 * 2**30, "cuda:1")
     assert str(refused.value) == (
-        "input 'resident' needs 3 GiB on cuda:1, of whose free 2 GiB it may take 80%; "
+        "input 'resident' needs 3 GiB on cuda:1; allowed are 80% of the free 2 GiB; "
         "next: --input loader"
     )
     assert refused.value.status == "oom"
 
 
-def test_where_shards_fit_the_whole_need_not() -> None:
+def test_shards_may_fit_where_the_whole_does_not() -> None:
     check_fits(1600, 1000, "each of 2 GPUs", sharded_bytes=800)
     with pytest.raises(OutOfMemory) as refused:
         check_fits(3 * 2**30, 2**30, "each of 2 GPUs", sharded_bytes=3 * 2**29)
     assert str(refused.value) == (
-        "input 'resident' needs 3 GiB, sharded 1.5 GiB, on each of 2 GPUs, of whose free 1 GiB it "
-        "may take 80%; next: --input loader"
+        "input 'resident' needs 3 GiB (1.5 GiB sharded) on each of 2 GPUs; allowed are 80% of the "
+        "free 1 GiB; next: --input loader"
     )
 
 

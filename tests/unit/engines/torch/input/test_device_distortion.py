@@ -68,7 +68,7 @@ def test_both_resize_alike(monkeypatch: pytest.MonkeyPatch, method: int, mirrore
         assert np.abs(made.astype(int) - here).mean() < 0.5
 
 
-def test_colours_change_alike_and_as_hsv_says() -> None:
+def test_colours_change_alike_and_as_in_hsv() -> None:
     image = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
     ids = torch.arange(12)
     found = draw_distortions(3, 1, ids)

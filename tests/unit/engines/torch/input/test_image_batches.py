@@ -35,7 +35,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
 
 
-def asked(*, rank: int = 0, ranks: int = 1, repeat: int = 1, **changes: object) -> Task:
+def requested(*, rank: int = 0, ranks: int = 1, repeat: int = 1, **changes: object) -> Task:
     plan = Plan(**{"device": "cpu", "devices": ranks, "batch": 4, "epochs": 1, **changes})  # type: ignore[arg-type]
     host = machine(cores=2)
     workload = Workload.parse(f"inception_v3:size={SIZE},classes=2,repeat={repeat}")
@@ -80,28 +80,28 @@ def apart(one: dict[int, Tensor], other: dict[int, Tensor]) -> Tensor:
 
 
 def test_both_placements_show_the_same_images() -> None:
-    difference = apart(images_of(asked(augment="cpu")), images_of(asked(augment="device")))
+    difference = apart(images_of(requested(augment="cpu")), images_of(requested(augment="device")))
     assert difference.mean() < 0.5
     assert difference.max() < 6
 
 
 @pytest.mark.parametrize("augment", ["cpu", "device"])
 def test_two_ranks_see_what_one_sees(augment: str) -> None:
-    alone = images_of(asked(augment=augment))
+    one_device = images_of(requested(augment=augment))
     both: dict[int, Tensor] = {}
     for rank in range(2):
-        both |= images_of(asked(augment=augment, rank=rank, ranks=2))
-    assert apart(alone, both).max() < 1e-3
+        both |= images_of(requested(augment=augment, rank=rank, ranks=2))
+    assert apart(one_device, both).max() < 1e-3
 
 
 def test_a_cache_of_decoded_images_changes_no_pixel() -> None:
-    plain = images_of(asked(augment="cpu"))
+    plain = images_of(requested(augment="cpu"))
     decode_all(photographs.load().train)
-    assert apart(plain, images_of(asked(augment="cpu", cache="decoded"))).max() == 0
+    assert apart(plain, images_of(requested(augment="cpu", cache="decoded"))).max() == 0
 
 
 def test_a_photograph_that_is_repeated_is_distorted_anew() -> None:
-    task = asked(augment="cpu", repeat=3)
+    task = requested(augment="cpu", repeat=3)
     _, arrays = made_of(task)
     assert len(arrays.train_labels) == 3 * len(SIZES)
     images = images_of(task)
@@ -110,7 +110,7 @@ def test_a_photograph_that_is_repeated_is_distorted_anew() -> None:
 
 
 def test_an_epoch_draws_anew() -> None:
-    task = asked(augment="cpu")
+    task = requested(augment="cpu")
     found, arrays = made_of(task)
     source = build_image_source(found, arrays, task, Devices((CPU,)))
     first: list[Batch] = list(source)
@@ -119,13 +119,13 @@ def test_an_epoch_draws_anew() -> None:
 
 
 def test_workers_hand_over_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = images_of(asked(augment="device"))
-    assert apart(here, images_of(asked(augment="device", workers=1))).max() == 0
+    here = images_of(requested(augment="device"))
+    assert apart(here, images_of(requested(augment="device", workers=1))).max() == 0
 
 
-def test_skipped_files_are_told(tmp_path: Path) -> None:
+def test_skipped_files_are_reported(tmp_path: Path) -> None:
     (tmp_path / "data/train/class0/bad.jpg").write_bytes(b"no")
-    task = asked(bad_images="skip")
+    task = requested(bad_images="skip")
     found, arrays = made_of(task)
     source = build_image_source(found, arrays, task, Devices((CPU,)))
     ((kind, text),) = source.notes
@@ -138,7 +138,7 @@ def test_a_test_set_is_seen_through_its_middle(tmp_path: Path) -> None:
     folders(place / "aside", sizes=SIZES[:3])
     (place / "aside/train").rename(place / "val")
     (place / "aside").rmdir()
-    _, arrays = made_of(asked())
+    _, arrays = made_of(requested())
     images = arrays.test_images[0:2]
     assert images.shape == (2, SIZE, SIZE, 3)
     assert images.dtype == np.uint8

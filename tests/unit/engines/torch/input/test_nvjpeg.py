@@ -1,4 +1,4 @@
-"""Files on their way to a decoder on the device, with a decoder of the host in its place."""
+"""JPEG files decoded on the device, with a decoder of the host in its place."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_canvases_are_those_of_a_decoder_on_the_host(
     assert (there.sample_hash, there.count) == (here.sample_hash, here.count)
 
 
-def test_without_torchvision_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torchvision_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.io", None)
     with pytest.raises(Unsupported, match=r"torchvision cannot be imported.*--decode cpu"):
@@ -103,19 +103,19 @@ def test_a_file_that_nvjpeg_does_not_know_is_decoded_by_the_host(
         return torch.full((3, 20, 30), 7, dtype=torch.uint8)
 
     fake_torchvision(monkeypatch, decode)
-    alone, together = torchvision_decoder()([cmyk, plain], CPU)
+    one_device, together = torchvision_decoder()([cmyk, plain], CPU)
     expected = decode_with_pillow(cmyk.numpy(), 20, 30, 1)
-    assert np.array_equal(alone.permute(1, 2, 0).numpy(), expected)
+    assert np.array_equal(one_device.permute(1, 2, 0).numpy(), expected)
     assert bool((together == 7).all())
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"decode": "device", "augment": "cpu"}, "augmented there"),
+        ({"decode": "device", "augment": "cpu"}, "augmented on the device"),
         ({"decode": "device", "augment": "device", "device": "cpu"}, "needs a GPU"),
         ({"decode": "device", "augment": "device", "cache": "decoded"}, "leaves nothing"),
-        ({"input": "resident", "decode": "device"}, "decoded once, by the host"),
+        ({"input": "resident", "decode": "device"}, "decoded once, on the host"),
     ],
 )
 def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None:
@@ -123,9 +123,9 @@ def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None
     plan = Plan(**{"device": "cuda", **changes}).resolve(  # type: ignore[arg-type]
         host, WorkloadDefaults(batch=8, epochs=1, encoded=True)
     )
-    said = TorchFramework().unsupported_reason(Workload(name="inception_v3"), plan, host)
-    assert said is not None
-    assert reason in said
+    refusal = TorchFramework().unsupported_reason(Workload(name="inception_v3"), plan, host)
+    assert refusal is not None
+    assert reason in refusal
 
 
 @pytest.mark.parametrize(
@@ -133,5 +133,5 @@ def test_what_placements_cannot_be(changes: dict[str, str], reason: str) -> None
 )
 def test_other_workloads_have_no_files(changes: dict[str, str]) -> None:
     plan = Plan(device="cpu", **changes).resolve(machine(), WorkloadDefaults(batch=8, epochs=1))  # type: ignore[arg-type]
-    said = TorchFramework().unsupported_reason(Workload(name="digits"), plan, machine())
-    assert said == f"{next(iter(changes))}: digits has no image files to decode"
+    refusal = TorchFramework().unsupported_reason(Workload(name="digits"), plan, machine())
+    assert refusal == f"{next(iter(changes))}: digits has no image files to decode"

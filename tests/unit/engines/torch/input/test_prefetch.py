@@ -1,4 +1,4 @@
-"""Prefetching on a CPU device: the order of what is begun and given out. Copies: tests/gpu."""
+"""Prefetching on a CPU device: the order of begin and finish. Copies: tests/gpu."""
 
 from collections.abc import Iterator
 

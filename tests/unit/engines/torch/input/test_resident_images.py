@@ -1,4 +1,4 @@
-"""Photographs that lie decoded on the device: the same boxes as a loader's."""
+"""Resident photographs: the same boxes as a loader's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NFOLD_CACHE", str(tmp_path / "cache"))
 
 
-def asked(**changes: object) -> Task:
+def requested(**changes: object) -> Task:
     fields = {"device": "cpu", "devices": 1, "batch": 8, "augment": "device", "epochs": 2}
     plan = Plan(**{**fields, **changes})  # type: ignore[arg-type]
     complete = plan.resolve(machine(), info(WORKLOAD.name).defaults)
@@ -55,11 +55,11 @@ def batches(task: Task, epoch: int) -> tuple[list[Batch], object]:
 
 
 def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> None:
-    there, resident = batches(asked(input="resident"), 1)
-    here, _ = batches(asked(), 1)
+    there, resident = batches(requested(input="resident"), 1)
+    here, _ = batches(requested(), 1)
     assert isinstance(resident, ResidentImageSource)
     assert resident.data_bytes == 3 * sum(height * width for height, width in SIZES)
-    part = load_photographs(asked().plan, parameters(WORKLOAD)).train
+    part = load_photographs(requested().plan, parameters(WORKLOAD)).train
     exact = 0
     for mine, theirs in zip(there, here, strict=True):
         assert (mine.sample_hash, mine.count) == (theirs.sample_hash, theirs.count)
@@ -77,24 +77,24 @@ def test_boxes_are_those_of_a_loader_and_unreduced_ones_to_the_last_bit() -> Non
     assert 0 < exact < 2 * len(SIZES)
 
 
-def test_a_reader_is_told_of_photographs_whose_boxes_are_means() -> None:
-    _, source = batches(asked(input="resident"), 0)
+def test_a_note_counts_photographs_with_reduced_boxes() -> None:
+    _, source = batches(requested(input="resident"), 0)
     assert isinstance(source, ResidentImageSource)
     ((kind, text),) = source.notes
     assert kind == "resident_means"
-    assert text.startswith("3 of 8 resident photographs are so large")
-    part = load_photographs(asked(input="resident").plan, parameters(WORKLOAD)).train
+    assert "3 of 8 resident photographs" in text
+    part = load_photographs(requested(input="resident").plan, parameters(WORKLOAD)).train
     assert image_files.reduction_note(part, 400) == ()
 
 
 def test_what_does_not_fit_is_refused_with_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_files, "free", lambda *_: 2**20)
+    monkeypatch.setattr(image_files, "available_bytes", lambda *_: 2**20)
     with pytest.raises(OutOfMemory, match=r"needs 0.00\d+ GiB on the host \(1 ranks\).*loader"):
-        batches(asked(input="resident"), 0)
+        batches(requested(input="resident"), 0)
 
 
 def test_only_torch_keeps_them() -> None:
-    plan = asked(input="resident").plan
+    plan = requested(input="resident").plan
     assert plan.workers == 0
     other = plan.edit(framework="jax", step="compiled")
     assert "only torch keeps photographs" in str(image_file_refusal(info(WORKLOAD.name), other))

@@ -1,4 +1,4 @@
-"""Sharded data: what every rank gets is what whole resident data give; ranks are threads here."""
+"""Sharded data equal whole resident data on every rank; ranks are threads."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _all(
     """Every rank's batches with their samples."""
 
     def work(rank: int) -> Shared:
-        asked = task(batch=batch, rank=rank, world_size=ranks)
+        requested = task(batch=batch, rank=rank, world_size=ranks)
         source = ShardedSource(
-            arrays(SAMPLES), BatchKeySampler(SAMPLES, asked, limit=limit), asked, CPU
+            arrays(SAMPLES), BatchKeySampler(SAMPLES, requested, limit=limit), requested, CPU
         )
         source.epoch = epoch
         return [(got, source.unpack(got.tensors)) for got in source]
@@ -37,8 +37,10 @@ def _all(
 def _compare(patch: pytest.MonkeyPatch, ranks: int, batch: int, limit: int | None = None) -> None:
     found = _all(patch, ranks, batch, limit=limit, epoch=4)
     for rank, mine in enumerate(found):
-        asked = task(batch=batch, rank=rank, world_size=ranks)
-        whole = ResidentSource(arrays(SAMPLES), BatchKeySampler(SAMPLES, asked, limit=limit), CPU)
+        requested = task(batch=batch, rank=rank, world_size=ranks)
+        whole = ResidentSource(
+            arrays(SAMPLES), BatchKeySampler(SAMPLES, requested, limit=limit), CPU
+        )
         whole.epoch = 4
         for (got, samples), expected in zip(mine, whole, strict=True):
             assert all(map(_alike, samples, whole.unpack(expected.tensors)))
@@ -61,15 +63,17 @@ def test_batches_are_those_of_whole_data(
 
 
 @pytest.mark.parametrize("limit", [1, 11, 25])
-def test_a_run_in_steps_goes_on_across_epochs(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_a_run_in_steps_continues_across_epochs(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     _compare(monkeypatch, 3, 10, limit)
 
 
 def test_shards_are_equal_parts_of_the_data() -> None:
     data, held = arrays(SAMPLES), []
     for rank in range(4):
-        asked = task(batch=10, rank=rank, world_size=4)
-        source = ShardedSource(data, BatchKeySampler(SAMPLES, asked), asked, CPU)
+        requested = task(batch=10, rank=rank, world_size=4)
+        source = ShardedSource(data, BatchKeySampler(SAMPLES, requested), requested, CPU)
         held.append((source._images, source._labels))
         assert source.data_bytes in (25 * (64 + 8), 26 * (64 + 8))
         ((kind, text),) = source.notes
@@ -83,8 +87,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
     """Batches of 34 of 103 samples on four ranks: the last is one sample, for which three pad."""
     sent = np.zeros((4, 4), dtype=np.int64)
     for rank in range(4):
-        asked = task(batch=34, rank=rank, world_size=4)
-        stream = BatchKeySampler(SAMPLES, asked)
+        requested = task(batch=34, rank=rank, world_size=4)
+        stream = BatchKeySampler(SAMPLES, requested)
         routes = ShardRouter(SAMPLES, stream, rank, 4).routes(stream.epoch_order(0))
         assert len(routes.sends) == np.sum(routes.send_counts)
         sent[rank] = np.sum(routes.send_counts, axis=1)
@@ -92,8 +96,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
 
 
 def test_fewer_samples_than_ranks_leave_shards_empty() -> None:
-    asked = task(batch=4, world_size=4)
-    stream = BatchKeySampler(3, asked)
+    requested = task(batch=4, world_size=4)
+    stream = BatchKeySampler(3, requested)
     shards = [ShardRouter(3, stream, rank, 4) for rank in range(4)]
     assert [len(each.own_range) for each in shards] == [0, 1, 1, 1]
     for each in shards:

@@ -1,4 +1,4 @@
-"""Philox against the vectors published with Random123, and what keyed draws must satisfy."""
+"""Philox against the test vectors of Random123, and properties of keyed draws."""
 
 import torch
 
@@ -13,7 +13,7 @@ def test_published_vectors() -> None:
         assert tuple(int(word.item()) for word in got) == expected
 
 
-def test_a_draw_depends_on_its_keys_alone() -> None:
+def test_a_draw_depends_only_on_its_keys() -> None:
     ids = torch.arange(100)
     whole = draws(7, 3, ids, 1)[0]
     parts = torch.cat([draws(7, 3, ids[:37], 1)[0], draws(7, 3, ids[37:], 1)[0]])
@@ -35,7 +35,7 @@ def test_an_epoch_and_operations_may_be_tensors() -> None:
     operations = torch.tensor([[1], [2], [3]])
     stacked = draws(2**40 + 7, torch.tensor(3), ids, operations)
     for row, operation in enumerate((1, 2, 3)):
-        alone = draws(2**40 + 7, 3, ids, operation)
-        for words, word in zip(stacked, alone, strict=True):
+        one_device = draws(2**40 + 7, 3, ids, operation)
+        for words, word in zip(stacked, one_device, strict=True):
             assert words.shape == (3, 50)
             assert torch.equal(words[row], word)

@@ -1,4 +1,4 @@
-"""``nfold.Images``: per-sample draws in a user's loader, whatever the data and the devices are."""
+"""``nfold.Images``: per-sample draws in a user's loader, for any data and devices."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_without_operations_images_are_only_normalised() -> None:
 
 
 @pytest.mark.parametrize("batch", [images(), [images(), 1], {"x": images(), "y": 1}])
-def test_the_rest_of_a_batch_is_left_alone(batch: Any) -> None:
+def test_other_values_of_a_batch_do_not_change(batch: Any) -> None:
     prepared = ImageAugmentation(Images(), Plan(), CPU)(batch, torch.arange(COUNT), 0)
     assert type(prepared) is type(batch)
     whole = prepared if isinstance(batch, Tensor) else prepared["x" if "x" in prepared else 0]
@@ -131,7 +131,7 @@ def test_bad_operations_are_refused() -> None:
         Images("flip")  # type: ignore[arg-type]  # the error is about that
     with pytest.raises(UsageError, match="mean"):
         Images(mean=(0.5,))
-    with pytest.raises(UsageError, match="one a channel"):
+    with pytest.raises(UsageError, match="one number per channel"):
         ImageAugmentation(Images(mean=(0.5,), std=(1.0,)), Plan(), CPU)(
             images(), torch.arange(COUNT), 0
         )

@@ -1,4 +1,4 @@
-"""Steps are divided over ranks and parts; nothing is lost, doubled or weighted wrongly."""
+"""Steps divided over ranks and micro-batches: each sample once, with the right weight."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""A user's step as graphs, with a recorder of this file in the place of CUDA's."""
+"""A user's step as CUDA graphs, with a recorder that needs no GPU."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,19 +61,19 @@ class Notes:
 
 
 class Training:
-    """A weight, an optimizer that counts its steps in books, a schedule, a ledger."""
+    """A weight, an optimizer that counts its steps in books, a schedule, a current share."""
 
     def __init__(self, refuses: Exception | None = None) -> None:
         self.weight = nn.Parameter(torch.ones(2))
         self.rate = torch.tensor(0.5)
         self.optimizer = torch.optim.SGD([self.weight], lr=self.rate)
         self.prepared = PreparedObjects(optimizers=[self.optimizer])
-        self.ledger = CurrentShare(1)
-        self.books = RunBookkeeping(self.prepared, self.ledger, Observer(), CPU)
+        self.current_share = CurrentShare(1)
+        self.bookkeeping = RunBookkeeping(self.prepared, self.current_share, Observer(), CPU)
         self.calls = 0
         self.scheduled = 0
         recorder = Notes([self.weight, self.rate], refuses=refuses)
-        self.step = CapturedStep(self.one, self.books, recorder)
+        self.step = CapturedStep(self.one, self.bookkeeping, recorder)
 
     def one(self, values: Tensor, scale: float = 1.0) -> Tensor:
         loss = (self.weight * values).sum() * scale
@@ -80,8 +81,8 @@ class Training:
             self.weight.sub_(self.rate * scale * values)
         if not Notes.replaying:
             self.calls += 1
-            self.books.on_optimizer_step(self.optimizer)
-            self.books.apply_or_defer(self._schedule)
+            self.bookkeeping.on_optimizer_step(self.optimizer)
+            self.bookkeeping.apply_or_defer(self._schedule)
         return loss.detach()
 
     def _schedule(self) -> None:
@@ -109,7 +110,7 @@ def test_arguments_of_other_values_and_shares_have_graphs_of_their_own() -> None
         for _ in range(WARM_UP_CALLS + 2):
             training.step(torch.ones(2), scale=scale)
     assert training.calls == 2 * (WARM_UP_CALLS + 1)
-    training.ledger.set(BatchShare(count=1, global_count=3))
+    training.current_share.set(BatchShare(count=1, global_count=3))
     training.step(torch.ones(2))
     assert training.calls == 2 * (WARM_UP_CALLS + 1) + 1
 
@@ -123,7 +124,7 @@ def test_a_setting_that_a_graph_holds_fast_is_recorded_again() -> None:
     assert training.calls == WARM_UP_CALLS + 2
 
 
-def test_what_cannot_be_captured_runs_and_says_once_which_line() -> None:
+def test_what_cannot_be_captured_runs_and_reports_once_which_line() -> None:
     training = Training(refuses=RuntimeError("operation not permitted\nmore"))
     with pytest.warns(UserWarning, match=r"one runs eagerly: .*:\d+ .*operation not permitted\)"):
         _times(WARM_UP_CALLS + 1, training.step)
@@ -134,6 +135,22 @@ def test_what_cannot_be_captured_runs_and_says_once_which_line() -> None:
     assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP_CALLS + 2) * 0.5))
 
 
+def test_warning_names_a_user_line_below_a_folder_named_torch(tmp_path: Path) -> None:
+    script = tmp_path / "torch" / "train.py"
+    script.parent.mkdir()
+    script.write_text("def step(values):\n    raise RuntimeError('not permitted')\n")
+    namespace: dict[str, Any] = {}
+    exec(compile(script.read_text(), script, "exec"), namespace)
+    calls = iter(range(WARM_UP_CALLS))
+
+    def step(values: Tensor) -> Tensor:
+        return values if next(calls, None) is not None else namespace["step"](values)
+
+    captured = CapturedStep(step, Training().bookkeeping, Notes([]))
+    with pytest.warns(UserWarning, match=rf"{script}:2 \("), pytest.raises(RuntimeError):
+        _times(WARM_UP_CALLS + 1, captured)
+
+
 def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
     training = Training()
 
@@ -142,7 +159,7 @@ def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
         training.rate.mul_(0.5)
         return loss
 
-    step = CapturedStep(decaying, training.books, Notes([training.weight, training.rate]))
+    step = CapturedStep(decaying, training.bookkeeping, Notes([training.weight, training.rate]))
     with pytest.warns(UserWarning, match=r"changes a learning rate; next: run.prepare\(schedule\)"):
         _times(WARM_UP_CALLS + 2, step)
     assert float(training.rate) == pytest.approx(0.5 * 0.5 ** (WARM_UP_CALLS + 2))

@@ -1,4 +1,4 @@
-"""What counts as arrays, as samples and as a stream."""
+"""What ``run.loader`` takes for arrays, data sets and streams."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_stream_begins_anew_each_time() -> None:
 
 
 def test_a_generator_is_refused_with_what_to_pass() -> None:
-    with pytest.raises(UsageError, match=r"generator can be read once only.*run\.loader"):
+    with pytest.raises(UsageError, match=r"generator can be read only once.*run\.loader"):
         iterator_factory(n for n in range(3))
     with pytest.raises(UsageError, match="a int is no data set"):
         iterator_factory(3)

@@ -1,7 +1,4 @@
-"""Rest at the end of a script: threads that wait are at rest, a busy one is waited for.
-
-In a process of its own, as at the end of a script: what other tests left running is no part of it.
-"""
+"""At the end of a script nfold waits for busy threads, in a process without other tests' threads."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are see
 
 BEGIN = """
 import threading
-from nfold.engines.torch.run.job import let_threads_rest
+from nfold.engines.torch.run.job import wait_for_idle_threads
 
 over, counted = threading.Event(), []
 
@@ -35,28 +32,28 @@ def _in_its_process(body: str) -> str:
     return done.stdout.strip()
 
 
-def test_threads_that_wait_are_at_rest() -> None:
-    said = _in_its_process("""
+def test_waiting_threads_are_idle() -> None:
+    output = _in_its_process("""
 waiting = threading.Thread(target=over.wait)
 waiting.start()
-print(let_threads_rest(longest_s=60), waiting.is_alive())
+print(wait_for_idle_threads(max_wait_s=60), waiting.is_alive())
 over.set()
 """)
-    assert said == "True True"
+    assert output == "True True"
 
 
-def test_a_busy_thread_is_waited_for() -> None:
-    said = _in_its_process("""
+def test_a_busy_thread_delays_the_exit() -> None:
+    output = _in_its_process("""
 threading.Thread(target=count).start()
-print(let_threads_rest(longest_s=60), len(counted))
+print(wait_for_idle_threads(max_wait_s=60), len(counted))
 """)
-    assert said == "True 1"
+    assert output == "True 1"
 
 
-def test_a_thread_that_never_rests_is_given_up() -> None:
-    said = _in_its_process("""
+def test_the_wait_for_a_busy_thread_is_limited() -> None:
+    output = _in_its_process("""
 threading.Thread(target=spin).start()
-print(let_threads_rest(longest_s=0.1))
+print(wait_for_idle_threads(max_wait_s=0.1))
 over.set()
 """)
-    assert said == "False"
+    assert output == "False"

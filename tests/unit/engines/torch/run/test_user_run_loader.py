@@ -1,4 +1,4 @@
-"""Batches, positions and what a DataLoader's settings become."""
+"""Batches, positions, and settings of a DataLoader."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ UNSAID = {"batch_size": None, "shuffle": None, "workers": None, "drop_last": Non
 
 
 def loader(
-    data: Any, recipe: LoaderConfig = ALONE, ledger: CurrentShare | None = None
+    data: Any, recipe: LoaderConfig = ALONE, current_share: CurrentShare | None = None
 ) -> RunLoader:
-    return RunLoader(data, recipe, ledger or CurrentShare(1), lambda: None)
+    return RunLoader(data, recipe, current_share or CurrentShare(1), lambda: None)
 
 
 def read(made: RunLoader) -> list[list[int]]:
@@ -63,7 +63,7 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next() -> None:
     assert read(broken) == second
 
 
-def test_an_iteration_that_ends_late_leaves_the_next_one_alone() -> None:
+def test_an_iteration_that_ends_late_does_not_change_the_next_one() -> None:
     made = loader(torch.arange(10))
     first, second = iter(made), iter(made)
     next(first), next(second)
@@ -81,7 +81,7 @@ def test_every_batch_beats() -> None:
     assert len(read(made)) == len(beats) == 3
 
 
-def test_a_loader_goes_on_from_a_position() -> None:
+def test_a_loader_resumes_from_a_position() -> None:
     whole = loader(torch.arange(10))
     read(whole)
     expected = read(whole)
@@ -100,10 +100,10 @@ def test_the_position_counts_the_batch_that_is_handed_out() -> None:
     assert steps == [0, 1, 1, 2, 2, 3]
 
 
-def test_the_ledger_is_told_what_each_batch_weighs() -> None:
-    ledger = CurrentShare(1)
-    made = loader(torch.arange(10), ledger=ledger)
-    assert [(ledger.share.count, ledger.share.global_count) for _ in made] == [
+def test_the_current_share_is_set_for_each_batch() -> None:
+    current_share = CurrentShare(1)
+    made = loader(torch.arange(10), current_share=current_share)
+    assert [(current_share.share.count, current_share.share.global_count) for _ in made] == [
         (4, 4),
         (4, 4),
         (2, 2),
@@ -112,40 +112,40 @@ def test_the_ledger_is_told_what_each_batch_weighs() -> None:
 
 def test_a_padded_batch_in_hand_counts_nothing() -> None:
     """Six samples in batches of four: the third rank has one of the first, none of the second."""
-    ledger = CurrentShare(3)
+    current_share = CurrentShare(3)
     three = BatchDivision(batch=4, rank=0, ranks=3)
-    made = loader(torch.arange(6), replace(ALONE, division=three), ledger)
+    made = loader(torch.arange(6), replace(ALONE, division=three), current_share)
     checks = loader(
-        torch.arange(6), replace(ALONE, division=three, train=False, shuffle=False), ledger
+        torch.arange(6), replace(ALONE, division=three, train=False, shuffle=False), current_share
     )
-    counts, inside, beside = [], [], []
+    counts, inside, alongside = [], [], []
     for batch in made:
-        counts.append(ledger.real_count(len(batch)))
-        inside += [ledger.real_count(len(one)) for one in checks]
-        beside.append((ledger.real_count(len(batch)), ledger.real_count(7)))
+        counts.append(current_share.real_count(len(batch)))
+        inside += [current_share.real_count(len(one)) for one in checks]
+        alongside.append((current_share.real_count(len(batch)), current_share.real_count(7)))
     assert (counts, inside) == ([1, 0], [1, 1])
-    assert beside == [(1, 7), (0, 7)]
-    assert ledger.real_count(1) == 1
+    assert alongside == [(1, 7), (0, 7)]
+    assert current_share.real_count(1) == 1
     for _ in made:
-        if ledger.is_padding:
+        if current_share.is_padding:
             break
-    assert not ledger.is_padding
+    assert not current_share.is_padding
 
 
 def test_an_evaluation_tells_the_ledger_nothing_and_skips_padding() -> None:
-    ledger = CurrentShare(3)
-    before = ledger.share
+    current_share = CurrentShare(3)
+    before = current_share.share
     recipe = replace(
         ALONE, train=False, shuffle=False, division=BatchDivision(batch=4, rank=0, ranks=3)
     )
-    made = loader(torch.arange(6), recipe, ledger)
+    made = loader(torch.arange(6), recipe, current_share)
     assert read(made) == [[0]]
     assert len(made) == 1
-    assert ledger.share is before
+    assert current_share.share is before
 
 
 @pytest.mark.parametrize("data", [TensorDataset(torch.arange(6)), torch.arange(6)])
-def test_tensors_are_put_together_as_the_user_says(data: Any) -> None:
+def test_tensors_are_collated_as_the_user_wants(data: Any) -> None:
     collated = replace(ALONE, collate=lambda items: torch.tensor([len(items)]))
     assert read(loader(data, collated)) == [[4], [2]]
     with pytest.raises(UsageError, match=r"collate of a tuple of arrays.*TensorDataset"):
@@ -162,9 +162,9 @@ def test_a_stream_has_no_length_and_may_be_collated_by_the_user() -> None:
 
 
 def test_a_worker_of_a_stream_reads_the_same_batches() -> None:
-    alone = loader(lambda: iter(range(10)))
+    one_device = loader(lambda: iter(range(10)))
     helped = loader(lambda: iter(range(10)), replace(ALONE, workers=2))
-    assert read(helped) == read(alone) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert read(helped) == read(one_device) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     helped.seek(LoaderPosition(epoch=1, step=2))
     assert read(helped) == [[8, 9]]
 
@@ -185,7 +185,7 @@ def tell(_: int) -> None:
     Told.yes = True
 
 
-def test_workers_are_started_as_the_dataloader_says() -> None:
+def test_workers_are_started_with_the_dataloaders_options() -> None:
     numbers: Any = Told()
     data = DataLoader(numbers, batch_size=4, num_workers=1, worker_init_fn=tell, prefetch_factor=3)
     samples, settings = resolve_settings(data, UNSAID)
@@ -196,14 +196,14 @@ def test_workers_are_started_as_the_dataloader_says() -> None:
 
 
 def test_options_that_dataloader_has_not_are_refused() -> None:
-    said = {**UNSAID, "batch_size": 1}
-    assert resolve_settings([1], said, {"timeout": 9})[1]["options"] == {"timeout": 9}
+    fields = {**UNSAID, "batch_size": 1}
+    assert resolve_settings([1], fields, {"timeout": 9})[1]["options"] == {"timeout": 9}
     with pytest.raises(UnknownValue, match=r"'num_workers': allowed are .*workers"):
-        resolve_settings([1], said, {"num_workers": 2})
+        resolve_settings([1], fields, {"num_workers": 2})
 
 
 def test_a_stream_that_is_to_be_shuffled_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"shuffle=True of a function.*own order"):
+    with pytest.raises(UsageError, match=r"shuffle=True of a function.*one order"):
         resolve_settings(lambda: iter([1]), {**UNSAID, "batch_size": 1, "shuffle": True})
 
 
@@ -217,9 +217,9 @@ def test_augmentation_gets_the_batch_its_samples_and_the_epoch() -> None:
 
 
 def test_workers_read_the_same_batches() -> None:
-    alone, helped = loader(list(range(10))), loader(list(range(10)), replace(ALONE, workers=2))
-    assert read(helped) == read(alone)
-    assert read(helped) == read(alone)
+    one_device, helped = loader(list(range(10))), loader(list(range(10)), replace(ALONE, workers=2))
+    assert read(helped) == read(one_device)
+    assert read(helped) == read(one_device)
 
 
 def test_resident_arrays_give_the_same_batches() -> None:
@@ -233,15 +233,15 @@ def test_resident_arrays_give_the_same_batches() -> None:
 def test_resident_data_that_are_no_arrays_or_do_not_fit_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(UsageError, match=r"needs arrays, a list gives.*run\.loader"):
+    with pytest.raises(UsageError, match=r"needs arrays, a list yields.*run\.loader"):
         loader([1, 2], replace(ALONE, input="resident"))
     monkeypatch.setattr("nfold.engines.torch.run.datasets.free_bytes", lambda _: 90)
-    with pytest.raises(OutOfMemory, match="may take 80%"):
+    with pytest.raises(OutOfMemory, match="allowed are 80%"):
         loader(torch.arange(10), replace(ALONE, input="resident"))
     loader(torch.arange(9), replace(ALONE, input="resident"))
 
 
-def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
+def test_a_dataloaders_settings_are_taken_over_unless_overridden() -> None:
     numbers: Any = list(range(9))
     data = DataLoader(numbers, batch_size=3, shuffle=True, drop_last=True)
     samples, settings = resolve_settings(data, UNSAID)
@@ -269,7 +269,7 @@ def test_a_dataloaders_settings_are_taken_over_unless_said_otherwise() -> None:
 def test_a_sampler_of_the_users_own_is_refused(sampler: Any) -> None:
     numbers: Any = [1, 2]
     data = DataLoader(numbers, sampler=sampler)
-    with pytest.raises(UsageError, match=r"a \w*RandomSampler of its own.*run\.loader\(dataset"):
+    with pytest.raises(UsageError, match=r"custom \w*RandomSampler.*run\.loader\(dataset"):
         resolve_settings(data, UNSAID)
 
 

@@ -1,4 +1,4 @@
-"""Steps in parts against whole ones, where a script does more than train in one go."""
+"""Steps in micro-batches equal whole steps, also for unusual scripts."""
 
 from __future__ import annotations
 

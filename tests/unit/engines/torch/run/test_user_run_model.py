@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from nfold.core.plan import Plan
-from nfold.engines.torch.run.user_run import PreparedMarker, prepare_module
+from nfold.engines.base import Observer
+from nfold.engines.torch.run.job import Job
+from nfold.engines.torch.run.user_run import PreparedMarker, UserRun, prepare_module
 
 CPU = torch.device("cpu")
 
@@ -78,3 +81,28 @@ def test_a_compiled_step_computes_the_same() -> None:
     expected = module(x)["y"]
     prepare_module(module, plan(step="compiled"), CPU)
     assert torch.allclose(module(x)["y"], expected, atol=1e-5)
+
+
+def _run() -> UserRun:
+    job = Job(rank=0, local_rank=0, world_size=1, device=CPU)
+    return UserRun(plan(devices=1), job, Observer())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_prepare_returns_its_arguments_in_order(count: int) -> None:
+    module, other = Net(), Net()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    objects = [optimizer, module, torch.optim.lr_scheduler.StepLR(optimizer, 2), other][:count]
+    prepared = _run().prepare(*objects)
+    returned = [prepared] if count == 1 else list(prepared)
+    assert [id(one) for one in returned] == [id(one) for one in objects]
+
+
+def test_a_script_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
+    run = _run()
+    module = Net()
+    run.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    run.checkpoint(tmp_path, note="good")
+    (tmp_path / "step-7").mkdir()
+    with pytest.warns(UserWarning, match="step-7 cannot be read; resuming from step-0"):
+        assert run.resume(tmp_path) == {"note": "good"}

@@ -1,4 +1,4 @@
-"""Sharded arrays of a user's: every rank's batches are those of whole ones; ranks are threads."""
+"""A user's sharded arrays equal whole ones on every rank; ranks are threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rank_threads import on_threads
 
 SAMPLES = 103
 Read = list[tuple[Tensor, Tensor, BatchShare]]
-pytestmark = pytest.mark.filterwarnings("ignore:the data set does not fit whole")
+pytestmark = pytest.mark.filterwarnings("ignore:the data set does not fit on each")
 
 
 def data(samples: int = SAMPLES) -> dict[str, Any]:
@@ -58,28 +58,30 @@ def pretend(patch: pytest.MonkeyPatch, free: float) -> None:
     patch.setattr(device_dataset, "all_reduce_min", lambda value, *_: value)
 
 
-def read(made: RunLoader, ledger: CurrentShare, epochs: int = 2) -> Read:
+def read(made: RunLoader, current_share: CurrentShare, epochs: int = 2) -> Read:
     return [
-        (batch["x"], torch.stack([one.double() for one in batch["y"]]), ledger.share)
+        (batch["x"], torch.stack([one.double() for one in batch["y"]]), current_share.share)
         for _ in range(epochs)
         for batch in made
     ]
 
 
 def loader(given: Any, how: LoaderConfig) -> tuple[RunLoader, CurrentShare]:
-    ledger = CurrentShare(how.division.ranks)
-    return RunLoader(given, how, ledger, lambda: None), ledger
+    current_share = CurrentShare(how.division.ranks)
+    return RunLoader(given, how, current_share, lambda: None), current_share
 
 
-def compare(patch: pytest.MonkeyPatch, ranks: int, batch: int, skip: int = 0, **said: Any) -> None:
+def compare(
+    patch: pytest.MonkeyPatch, ranks: int, batch: int, skip: int = 0, **fields: Any
+) -> None:
     """Sharded batches against those that stay on the host."""
     pretend(patch, 1.25 * total_bytes(data()))
 
     def work(rank: int, where: str) -> Read:
-        made, ledger = loader(data(), recipe(rank, ranks, batch, input=where, **said))
+        made, current_share = loader(data(), recipe(rank, ranks, batch, input=where, **fields))
         assert isinstance(made._source, ShardedArrayReader) == (where == "resident")
         made.seek(LoaderPosition(epoch=1, step=skip))
-        return read(made, ledger)
+        return read(made, current_share)
 
     found = on_threads(patch, ranks, lambda rank: work(rank, "resident"))
     for rank, mine in enumerate(found):
@@ -131,7 +133,7 @@ def test_arrays_are_whole_sharded_or_refused_by_what_is_free(
     pretend(monkeypatch, 2.5 * needed - 1)
     assert isinstance(place_arrays(data(40), how), ShardedArrayReader)
     pretend(monkeypatch, 1.25 * needed - 1)
-    sizes = r"needs 2.09e-06 GiB, sharded 1.04e-06 GiB, on the host \(2 ranks\), of whose free"
+    sizes = r"needs 2.09e-06 GiB \(1.04e-06 GiB sharded\) on the host \(2 ranks\); allowed"
     with pytest.raises(OutOfMemory, match=sizes + r".*next: nfold\.Run\(input"):
         place_arrays(data(40), how)
     assert isinstance(place_arrays(data(40), replace(how, input=None)), ArrayReader)
@@ -151,9 +153,9 @@ def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not np.shares_memory(held[0].numpy(), whole["x"].numpy())
 
 
-def test_one_warning_says_that_steps_exchange_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_warning_reports_that_steps_exchange_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, 1.25 * total_bytes(data()))
-    with pytest.warns(UserWarning, match="data set does not fit whole: it is sharded over 2"):
+    with pytest.warns(UserWarning, match="it is sharded over 2"):
         place_arrays(data(), recipe(0, 2, 10, input="resident"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

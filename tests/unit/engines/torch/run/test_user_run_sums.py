@@ -1,4 +1,4 @@
-"""What a script counts, on one rank: numbers of any kind come out as they are."""
+"""``run.sum`` and ``run.mean`` on one rank, for numbers of any type."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def test_a_number_with_a_fraction_keeps_it(value: Any) -> None:
     assert sum_over_ranks(value, CPU, 1) == 0.5
 
 
-def test_nobody_counts_is_no_number() -> None:
+def test_a_mean_of_no_samples_is_nan() -> None:
     assert weighted_mean(torch.tensor(3.0), 2, CPU, 1) == 3.0
     assert math.isnan(weighted_mean(math.nan, 0, CPU, 1))

@@ -1,4 +1,4 @@
-"""Which batches go into one call: alike ones, in their order, each once."""
+"""Equal batches are grouped into one call, in order, each once."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def test_a_batch_of_another_form_or_epoch_ends_a_chain(other: dict[str, int]) ->
     assert grouped(batches, 2) == [[0, 1], [2], [3], [4, 5]]
 
 
-def test_nothing_is_asked_for_before_it_is_needed() -> None:
+def test_nothing_is_requested_before_it_is_needed() -> None:
     """A chain is made as soon as its batches are there."""
-    asked = list[int]()
+    requested = list[int]()
 
     def source() -> object:
         for number in range(4):
-            asked.append(number)
+            requested.append(number)
             yield batch(number)
 
     found = group_batches(source(), 2)  # type: ignore[arg-type]
     next(found)
-    assert asked == [0, 1]
+    assert requested == [0, 1]

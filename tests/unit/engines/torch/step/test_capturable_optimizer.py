@@ -1,4 +1,4 @@
-"""Optimizers made ready for a graph step as they did before."""
+"""Capturable optimizers step as before."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_rate_becomes_a_tensor_that_schedules_fill() -> None:
     assert captured_settings(optimizer) == settings
 
 
-def test_adam_is_told_that_it_may_be_in_a_graph() -> None:
+def test_adam_becomes_capturable() -> None:
     """It refuses otherwise, its fused kernel too."""
     optimizer = Adam([nn.Parameter(torch.ones(1))], lr=0.1)
     make_capturable(optimizer, CPU)

@@ -1,4 +1,4 @@
-"""Captured functions with a recorder of this file: which calls run, are recorded, are replayed."""
+"""Captured functions with a recorder that needs no GPU: which calls run, record and replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch's way to its loss: in one piece or several, as written or compiled."""
+"""The forward pass in one piece or several."""
 
 from __future__ import annotations
 

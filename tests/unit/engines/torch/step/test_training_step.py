@@ -1,4 +1,4 @@
-"""One update: its parts, usual ones by one way and others by another; the epoch as a tensor."""
+"""One update: micro-batches, usual and rare sizes, the epoch as a tensor."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
         return forward
 
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    turn = micro_batch_context(nn.Identity(), CurrentShare(1))
+    slot = micro_batch_context(nn.Identity(), CurrentShare(1))
     precision = Precision("fp32", CPU)
     return EagerStep(
-        way("usual"), way("rare"), {4}, precision, optimizer, turn, ConstantLearningRate()
+        way("usual"), way("rare"), {4}, precision, optimizer, slot, ConstantLearningRate()
     )
 
 
@@ -72,9 +72,9 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
             loss: Tensor = model(tensors[0]).float().square().mean()
         return loss
 
-    turn = micro_batch_context(model, CurrentShare(1))
+    slot = micro_batch_context(model, CurrentShare(1))
     update = EagerStep(
-        forward, forward, (), arithmetic, sgd(model, 0.05), turn, ConstantLearningRate()
+        forward, forward, (), arithmetic, sgd(model, 0.05), slot, ConstantLearningRate()
     )
     losses = list[float]()
     for batch in batches:
@@ -143,8 +143,8 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
         loss: Tensor = model(tensors[0]).square().mean()
         return loss
 
-    turn = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(forward, forward, (), arithmetic, optimizer, turn, rate)
+    slot = micro_batch_context(model, CurrentShare(1))
+    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate)
     batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
     losses = list[float]()
     for first in range(0, 6, chain):
@@ -158,6 +158,6 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
 @pytest.mark.parametrize("chain", [2, 3])
 def test_several_steps_in_a_call_each_have_their_own_rate(chain: int) -> None:
     losses, weight = _cycled(chain)
-    alone, other = _cycled(1)
-    assert losses == pytest.approx(alone, rel=1e-6)
+    one_device, other = _cycled(1)
+    assert losses == pytest.approx(one_device, rel=1e-6)
     assert torch.equal(weight, other)

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--dp", action="store_true")
     parser.add_argument("--slow", action="store_true", help="host and device, 20 and 10 ms a step")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     data = TensorDataset(torch.randn(1024, 3, 32, 32), torch.randint(0, 10, (1024,)))
@@ -33,11 +33,11 @@ def main() -> None:
     )
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     sampler: Any = None
-    if asked.ddp:
+    if requested.ddp:
         dist.init_process_group("nccl")
         sampler = DistributedSampler(data)
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device])
-    elif asked.dp:
+    elif requested.dp:
         model = nn.DataParallel(model)
     loader = DataLoader(
         data, batch_size=64, sampler=sampler, num_workers=1, pin_memory=True, drop_last=True
@@ -52,10 +52,10 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if asked.slow:
+            if requested.slow:
                 torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]
             loss.item()
-            time.sleep(0.02 if asked.slow else 0)
+            time.sleep(0.02 if requested.slow else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether the host is ahead of a GPU when a window ends: the sign of who waits for whom."""
+"""Whether the host is ahead of a GPU when a window ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments on a workload that take turns in one run on two GPUs, also inside graphs."""
+"""Interleaved variants of a workload in one run on two GPUs, also in CUDA graphs."""
 
 from __future__ import annotations
 
@@ -53,20 +53,22 @@ EXCHANGES = (
 def _run(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    *turns: Variant,
+    *variants: Variant,
     held: Variant | None = None,
     **changes: Any,
 ) -> tuple[Measurement, list[Measurement]]:
-    """A run of two GPUs, and what it says of each of its turns."""
+    """A run of two GPUs, and what it says of each of its slots."""
     monkeypatch.chdir(folder)
     (folder / "turned_cuda.py").write_text(MODULE)
     workload = workloads.with_fingerprint(Workload.parse("turned_cuda:images"))
-    said = {"batch": 96, "steps": STEPS, "warmup_steps": 12, "workers": 1, "input": "loader"}
-    asked = plan(HOST, **{"device": "cuda", "devices": 2, **said, **changes})
+    fields = {"batch": 96, "steps": STEPS, "warmup_steps": 12, "workers": 1, "input": "loader"}
+    requested = plan(HOST, **{"device": "cuda", "devices": 2, **fields, **changes})
     options = RunOptions(results=folder)
-    whole = run(workload, asked, held, machine=HOST, options=options, interleaved_variants=turns)
+    whole = run(
+        workload, requested, held, machine=HOST, options=options, interleaved_variants=variants
+    )
     assert whole.status == "ok", whole.cause
-    found = split_by_variant(whole, turns)
+    found = split_by_variant(whole, variants)
     for one in found:
         assert [sum(w.steps for w in rank.windows) for rank in one.ranks] == [STEPS] * 2
         assert [len(rank.step_ms) for rank in one.ranks] == [STEPS] * 2
@@ -74,17 +76,17 @@ def _run(
 
 
 def _kinds(found: Measurement) -> set[str]:
-    return {doubt.kind for doubt in found.warnings}
+    return {caveat.kind for caveat in found.warnings}
 
 
 @pytest.mark.parametrize(
     ("step", "strategy"),
     [("eager", "ddp"), ("eager", "nfold"), ("captured", "nfold"), ("compiled+captured", "nfold")],
 )
-def test_every_exchange_has_its_turns(
+def test_every_exchange_has_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, strategy: str
 ) -> None:
-    """Ranks agree before the first turn; what follows has steps of every kind on both GPUs."""
+    """Ranks agree before the first slot; what follows has steps of every kind on both GPUs."""
     whole, found = _run(
         tmp_path, monkeypatch, REAL, *EXCHANGES, step=step, strategy=strategy, precision="bf16"
     )
@@ -97,7 +99,7 @@ def test_every_exchange_has_its_turns(
 
 
 @pytest.mark.parametrize("step", ["eager", "captured", "compiled+captured"])
-def test_weights_are_equal_at_the_end_where_every_turn_exchanges(
+def test_weights_are_equal_at_the_end_where_every_slot_exchanges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     whole, _ = _run(tmp_path, monkeypatch, *INPUTS, step=step, strategy="nfold")
@@ -105,26 +107,26 @@ def test_weights_are_equal_at_the_end_where_every_turn_exchanges(
 
 
 @pytest.mark.parametrize("step", ["eager", "captured"])
-def test_statistics_of_all_devices_have_their_turns(
+def test_synchronised_batch_norm_has_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     own = Variant(synchronised_batch_norm=False)
-    alone = own.merge(EXCHANGES[1])
+    one_device = own.merge(EXCHANGES[1])
     whole, found = _run(
-        tmp_path, monkeypatch, REAL, own, alone, step=step, batch_norm="synchronised"
+        tmp_path, monkeypatch, REAL, own, one_device, step=step, batch_norm="synchronised"
     )
     assert len({rank.parameter_checksum for rank in whole.ranks}) == 1
     assert not set().union(*map(_kinds, found)) & {"parameters_differ"}
-    # Gradients are exchanged in every turn here, whatever statistics are.
+    # Gradients are exchanged in every slot here, whatever statistics are.
     exchanging, _ = _run(tmp_path, monkeypatch, REAL, own, step=step, batch_norm="synchronised")
     assert len({rank.parameter_checksum for rank in exchanging.ranks}) == 1
 
 
-def test_copies_that_do_not_wait_meet_between_turns(
+def test_replicas_wait_for_each_other_between_variants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = Variant(independent=True)
-    turns = (held.merge(one) for one in INPUTS)
-    whole, _ = _run(tmp_path, monkeypatch, *turns, held=held, step="captured", strategy="nfold")
+    variants = (held.merge(one) for one in INPUTS)
+    whole, _ = _run(tmp_path, monkeypatch, *variants, held=held, step="captured", strategy="nfold")
     assert [rank.rank for rank in whole.ranks] == [0, 1]
     assert all(set(rank.slots) == {0, 1, 2} for rank in whole.ranks)

@@ -1,4 +1,4 @@
-"""A compiled convolution of three channels on a GPU: cuBLAS' product has cuDNN's numbers."""
+"""A compiled convolution of three channels on a GPU equals cuDNN's."""
 
 from __future__ import annotations
 
