@@ -201,10 +201,10 @@ class Experiment:
         """
         found: dict[object, list[Trial]] = {}
         for trial in dict.fromkeys(trials):
-            alone = trial in self._not_interleaved or (
+            own_tree = trial in self._not_interleaved or (
                 self._finds_unused_parameters and trial.variant.exchange == "none"
             )
-            shared = None if alone else self.runner.shared_trial(trial)
+            shared = None if own_tree else self.runner.shared_trial(trial)
             found.setdefault((shared is None, shared or trial), []).append(trial)
         return list(found.values())
 
@@ -283,7 +283,7 @@ class Experiment:
     def _record(self, trials: Sequence[Trial], number: int, found: list[Measurement]) -> None:
         """Add measurements to the results.
 
-        A trial without a window when an interleaved run ended is not added: it gets a run alone.
+        A trial without a window when an interleaved run ended is not added: it runs again by itself.
         If no trial had one, ``_interleaved_failures`` gets the reason of the first.
         """
         self.events.finished(trials, number, found, self.time_budget.remaining_s)

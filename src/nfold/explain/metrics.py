@@ -27,14 +27,14 @@ WindowSteps = tuple[Window, tuple[float, ...]]  # a window and the milliseconds 
 # slowest    what a step would take if such ranks did synchronize
 # gap        time between epochs
 # first      of gap, the wait for the first batch of an epoch
-# recurring  periodic work; "every" is its period in steps
-# pause      the usual host gap, on the rank where it is least
+# periodic   periodic work; "period" is its period in steps
+# host_gap   the usual host gap, on the rank where it is least
 # ahead      by which the host is ahead of its devices when a window ends, on the rank with the least
 # loading    in which the loader workers, in parallel, make the batches of a step
 # waiting    of loading, in which they wait and do not compute
 Metrics = dict[str, float]
 # These may be 0 or negative: they have no logarithm.
-ADDITIVE_METRICS = ("gap", "first", "recurring", "every", "pause", "ahead", "loading", "waiting")
+ADDITIVE_METRICS = ("gap", "first", "periodic", "period", "host_gap", "ahead", "loading", "waiting")
 
 
 def compute_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:

@@ -2,7 +2,7 @@
 
 An evaluation, a checkpoint or a log makes the host gap before a step longer than usual (by the
 median and the median absolute deviation: F. R. Hampel, The Influence Curve, JASA 69, 1974). The
-gaps only tell which steps are affected. How much longer these take is measured by the clock of
+gaps only show which steps are affected. How much longer these take is measured by the clock of
 their devices, which may have had enough queued work meanwhile. Pure functions.
 """
 
@@ -91,7 +91,7 @@ def periodic_metrics(work: PeriodicWork | None, others: Iterable[PeriodicWork]) 
     if work is None or (not work.events and work.steps < MIN_EVENTS * longest):
         return {}
     period = work.period
-    return {"recurring": work.ms_per_step, **({} if period is None else {"every": period})}
+    return {"periodic": work.ms_per_step, **({} if period is None else {"period": period})}
 
 
 def host_gap_metrics(measurement: Measurement, periodic: PeriodicWork | None) -> Metrics:
@@ -103,7 +103,7 @@ def host_gap_metrics(measurement: Measurement, periodic: PeriodicWork | None) ->
         if rank.host_gaps_ms
     ]
     known = measurement.ranks and len(gaps) == len(measurement.ranks) and all(gaps)
-    return {"pause": min(map(midmean, gaps))} if known else {}
+    return {"host_gap": min(map(midmean, gaps))} if known else {}
 
 
 def without_affected_steps(measurement: Measurement, periodic: PeriodicWork | None) -> Measurement:

@@ -120,7 +120,7 @@ def _promising_fixes(
 def _suspected_findings(
     design: ExperimentDesign, findings: list[Finding], significant: list[Finding], step_ms: float
 ) -> list[Finding]:
-    # A fix tells more than a repeat of the same trial: either it helps or it does not.
+    # Measuring a fix is worth more than a repeat of the same trial: it helps or it does not.
     large = [one for one in findings if one.lost_ms.value > SUSPECTED_LOSS_FRACTION * step_ms]
     large.sort(key=lambda finding: -finding.lost_ms.value)
     found = [] if significant else large[:1]

@@ -100,19 +100,19 @@ class MetricView:
 
     def host_gap(self, trial: Trial) -> float | None:
         """Milliseconds of the usual host gap on the rank where it is least, None if unknown."""
-        return self.values.get((trial, "pause"))
+        return self.values.get((trial, "host_gap"))
 
     def periodic_ms(self, trial: Trial) -> float:
         """Milliseconds per step of periodic work."""
-        return self.values[trial, "recurring"]
+        return self.values[trial, "periodic"]
 
     def period(self, trial: Trial) -> float | None:
         """Steps between two events of the periodic work that costs most."""
-        return self.values.get((trial, "every"))
+        return self.values.get((trial, "period"))
 
     def has_periodic(self, trial: Trial) -> bool:
         """Whether periodic work is known: enough of it, or none in long enough a time."""
-        return (trial, "recurring") in self.values
+        return (trial, "periodic") in self.values
 
     def has_epoch_gap(self, trial: Trial) -> bool:
         """Whether an epoch ended while the trial was measured, over steps or whole epochs."""
