@@ -236,14 +236,12 @@ class Experiment:
                 (group, *_) = self._interleaved_groups([trial, *optional])
                 missing = [one for one in group if self._needs_run(one, 0)]
                 if trial in missing:
-                    missing = missing if self._is_affordable(design, missing) else [trial]
+                    if self._step_s > LONG_STEP_S:
+                        seconds = interleaved_seconds(design, missing, self._step_s)
+                        if seconds > self.time_budget.remaining_s:
+                            missing = [trial]
                     self.events.started(missing, 0, self.time_budget.remaining_s)
                     self._record(missing, 0, self._run(missing, 0))
-
-    def _is_affordable(self, design: ExperimentDesign, trials: Sequence[Trial]) -> bool:
-        if self._step_s <= LONG_STEP_S:
-            return True
-        return interleaved_seconds(design, trials, self._step_s) <= self.time_budget.remaining_s
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """Run the trials of one process tree, if time allows; return whether any is measured.

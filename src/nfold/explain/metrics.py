@@ -53,7 +53,8 @@ def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metric
     ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    batch = measurement.plan.batch or _script_batch(ranks)
+    own_batches = (round(median([w.samples / w.steps for w in r.windows])) for r in ranks)
+    batch = measurement.plan.batch or max(1, sum(own_batches))
     found: Metrics = {"step": _typical_step_ms(_global_step_ms(ranks, batch))}
     if not ranks_synchronize:
         own = {
@@ -109,10 +110,6 @@ def contended_core_fraction(measurement: Measurement) -> float:
 def ranks_with_windows(measurement: Measurement) -> list[RankSamples]:
     """Return the ranks with windows; empty if the run failed."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
-
-
-def _script_batch(ranks: Sequence[RankSamples]) -> int:
-    return max(1, sum(round(median([w.samples / w.steps for w in r.windows])) for r in ranks))
 
 
 def _typical_step_ms(timed: Sequence[WeightedStepMs]) -> float:

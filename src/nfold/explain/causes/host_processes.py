@@ -20,21 +20,18 @@ class SingleProcessCause(Cause):
         return None if design.uses_one_process else "each device has its own process"
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            design.with_expandable_segments(design.actual()),
-            design.with_expandable_segments(self._process_per_device(design)),
-        )
+        script = design.profile is not None
+        ranks = design.replicas("real") if script else design.with_plan(strategy="ddp")
+        return tuple(map(design.with_expandable_segments, (design.actual(), ranks)))
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         one, each = self.trials(design)
         return view.step(one) - view.step(each)
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            (design.replicas("real", exchange_after_backward=True),)
-            if design.profile is not None
-            else ()
-        )
+        if design.profile is None:
+            return ()
+        return (design.replicas("real", exchange_after_backward=True),)
 
     def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         # DistributedDataParallel gains between this, where no compute hides the gradient exchange
@@ -53,11 +50,6 @@ class SingleProcessCause(Cause):
         if design.profile is not None:
             return {}
         return {f"--strategy {name}": design.with_plan(strategy=name) for name in ("ddp", "nfold")}
-
-    def _process_per_device(self, design: ExperimentDesign) -> Trial:
-        if design.profile is not None:
-            return design.replicas("real")
-        return design.with_plan(strategy="ddp")
 
 
 MEMORY_CAUSE = MemoryCause()
@@ -86,12 +78,9 @@ class ThreadsCause(Cause):
 
     @cached_per_view
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        between = (
-            self._contention_ms(design, view)
-            if view.has(*_replicas_and_one_device(design))
-            else 0.0
-        )
-        return between + self.oversubscription_input_ms(design, view)
+        known = view.has(*_replicas_and_one_device(design))
+        contention = self._contention_ms(design, view) if known else 0.0
+        return contention + self.oversubscription_input_ms(design, view)
 
     def _contention_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         between = exposed_ms(

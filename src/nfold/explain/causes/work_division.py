@@ -84,7 +84,10 @@ class ImbalanceCause(Cause):
         clock = slow_clock_advice(design.clock_rates, slow, slowdown)
         if moved is None:
             return f"rank {slow} is slow: {clock or 'compare its device and its share of the data'}"
-        return f"device {slow} is slow: {clock or _inspect_device(design)}"
+        other = "check its clock and temperature, or exclude it"
+        if design.clock_rates:
+            other = "its clock is not: check its links and other processes on it, or exclude it"
+        return f"device {slow} is slow: {clock or other}"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         return {"": design.no_allreduce(design.cheapest_input, rotated_devices(design))}
@@ -93,12 +96,6 @@ class ImbalanceCause(Cause):
 def rotated_devices(design: ExperimentDesign) -> tuple[int, ...]:
     """Return the order of devices that puts every rank on its neighbour's device."""
     return (*range(1, design.devices), 0)
-
-
-def _inspect_device(design: ExperimentDesign) -> str:
-    if design.clock_rates:
-        return "its clock is not: check its links and other processes on it, or exclude it"
-    return "check its clock and temperature, or exclude it"
 
 
 def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) -> float | None:
