@@ -1,11 +1,11 @@
-"""The experiment: which rungs are run, in which order, how often, until the time is over.
+"""The experiment: which trials run, in which order, and how often, until the time budget ends.
 
-What a first look has seen happen comes first, before what shares process trees with both ends. On
-one device the fixes of what takes more than half of its step follow at once. Then rounds over
-all rungs, each in a random order of its own, so that drift meets all alike. What the first round
-shows asks for further rungs (fixes, causes taken away together, other batches), which come first in
-the next; later rounds repeat the rungs of the row whose interval is widest. On a host that is now
-faster and now slower another process tree of the real run comes before them.
+Causes that the probe run observed come first. On one device, the fixes of a cause that takes more
+than half of its step follow at once. Then rounds measure all trials, each round in a random order,
+so that drift affects all trials alike. What the first round finds calls for further trials (fixes,
+pairs of causes removed together, other batch sizes), which come first in the next round. From the
+third repeat on, a round repeats only the trials of the widest interval. On an unsteady host, the
+second round begins with another process tree of the real run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from nfold.core.errors import RunFailure, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
 from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
+<<<<<<< HEAD
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
 from nfold.core.source_location import display_path
+=======
+from nfold.core.script_profile import ScriptProfile
+>>>>>>> explaincore
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
@@ -49,21 +53,22 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.verdict import check_same_samples
 
 PILOT_STEPS = 30
+PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
 MAX_ROUNDS = 6
-OVERRUN_FACTOR = 1.2
-"""Of the time that is left: what nobody has measured yet may take a little more."""
-MAX_PROBE_S = 300.0
-"""Of a first look, with all that is before a script's first step; or twice the time budget."""
+OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
+MAX_PROBE_S = 300.0  # or twice the time budget; includes all that a script does before its steps
+MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
+ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]  # per rank; empty if deleted
 
 
 class ExperimentEvents:
-    """What an experiment tells while it goes on. This base listens to nothing."""
+    """Callbacks of an experiment. The base class ignores all events."""
 
     def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
         """The design is complete; ``results`` will hold its trials."""
 
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
-        """A run of these begins; ``number`` is its round."""
+        """A run of ``trials`` in one process tree starts, in round ``number``."""
 
     def updated(self, remaining_s: float) -> None:
         """The results of a measured trial were added."""
@@ -71,7 +76,7 @@ class ExperimentEvents:
     def finished(
         self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
     ) -> None:
-        """It has ended, well or not, or they were measured before."""
+        """``trials`` ran, well or not, or earlier measurements of them were found."""
 
 
 @dataclass
@@ -87,13 +92,13 @@ class TimeBudget:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left, at least 0."""
+        """Seconds left, at least 0."""
         return max(0.0, self.budget_s - (self.now() - self.started_at))
 
 
 @dataclass
 class Experiment:
-    """One explanation while its runs go on."""
+    """The trials of one explanation while they run."""
 
     runner: TrialRunner
     time_budget: TimeBudget
@@ -107,10 +112,10 @@ class Experiment:
     _step_s: float = 0.0
 
     def run(self, design: ExperimentDesign) -> ExperimentDesign:
-        """Measure; the ladder with the length of its runs, what a script does between its steps
-        and the clocks of its devices.
+        """Measure the trials of ``design``.
 
-        Raises RunFailure without a result.
+        Returns the design with run lengths, the code in host gaps and the clock rates of the
+        devices. Raises RunFailure if the baseline or the real run fails.
         """
         if design.profile is not None:
             self.runner = self.runner.with_profile(design.profile)
@@ -119,41 +124,48 @@ class Experiment:
         self._finds_unused_parameters = (
             design.profile is not None and design.profile.find_unused_parameters
         )
-        wanted, evident = list(planner.required(design)), list(planner.observed_in_probe(design))
-        # What a first look has seen happen does not wait for the turns of all the others.
-        self._run_required(design, (design.actual(), design.baseline), evident or wanted)
+        required, observed = list(planner.required(design)), list(planner.observed_in_probe(design))
+        # A cause that the probe run observed does not wait for the slots of all other trials.
+        self._run_required(design, (design.actual(), design.baseline), observed or required)
         fixes = planner.dominant_fixes(design, self.results)
         self._run_round(self._affordable(fixes), 0, fixes)
         epochs = epoch_boundary_trials(
             design, self.results, self.runner.epoch_steps, self.time_budget.budget_s
         )
-        ahead = [*evident, *batch_size_trials(design)]
-        first = [*ahead, *wanted, *epochs]
-        failing = functools.partial(
+        urgent = [*observed, *batch_size_trials(design)]
+        first_round = [*urgent, *required, *epochs]
+        original_batch = functools.partial(
             with_original_batch, design, self.results, self._interleaved_failures
         )
-        self._run_round(self._affordable(first), 0, ahead, until=failing)
-        own = failing()
-        if own is not None:
+        self._run_round(self._affordable(first_round), 0, urgent, until=original_batch)
+        other_design = original_batch()
+        if other_design is not None:
             self.results = TrialResults()
-            return self.run(own)
-        self._run_round(first, 0)
+            return self.run(other_design)
+        self._run_round(first_round, 0)
         for number in range(1, MAX_ROUNDS):
             follow_ups = planner.follow_ups(design, self.results)
-            rungs = self._next_trials(design, [*first, *follow_ups], number)
-            asked = dict.fromkeys([*follow_ups, *rungs])
-            new = [rung for rung in asked if not self.results.was_tried(rung)]
+            trials = self._next_trials(design, [*first_round, *follow_ups], number)
+            new = [
+                trial
+                for trial in dict.fromkeys([*follow_ups, *trials])
+                if not self.results.was_tried(trial)
+            ]
             if number == 1 and "unsteady" in self.results.unstable_steps():
                 new = [design.actual(), *new]
-            if self.stop or not (rungs or new) or not self._run_round([*new, *rungs], number, new):
+            if (
+                not (trials or new)
+                or self.stop
+                or not self._run_round([*new, *trials], number, new)
+            ):
                 break
-        found = gpu_clock_rates(self.results.measurements(), design.devices)
+        clock_rates = gpu_clock_rates(self.results.measurements(), design.devices)
         return dataclasses.replace(
-            with_gap_locations(design, self.results.measurements()), clock_rates=found
+            with_gap_locations(design, self.results.measurements()), clock_rates=clock_rates
         )
 
     def run_probe(self, trial: Trial, *, force: bool = False) -> Measurement:
-        """One run that is no part of the ladder, whatever time is left; it may fail."""
+        """Run a probe whatever time is left; it may fail. ``force`` ignores stored measurements."""
         found = None if force else self.runner.stored(trial, 0)
         if found is None:
             self.events.started([trial], 0, self.time_budget.remaining_s)
@@ -164,10 +176,9 @@ class Experiment:
 
     def _with_run_length(self, design: ExperimentDesign) -> ExperimentDesign:
         step_s = self._step_s = (design.step_ms or self._pilot_step_ms(design)) / 1e3
-        by_itself = Trial(plan=design.plan.edit(steps=1, epochs=None))
-        return with_run_length(
-            design, step_s, interleaved=self.runner.shared_trial(by_itself) is not None
-        )
+        single = Trial(plan=design.plan.edit(steps=1, epochs=None))
+        interleaved = self.runner.shared_trial(single) is not None
+        return with_run_length(design, step_s, interleaved=interleaved)
 
     def _pilot_step_ms(self, design: ExperimentDesign) -> float:
         pilot = Trial(plan=design.plan.edit(steps=PILOT_STEPS, epochs=None))
@@ -182,38 +193,38 @@ class Experiment:
         first: Collection[Trial] = (),
         until: Callable[[], object] = lambda: None,
     ) -> bool:
-        """Every rung once, as long as ``until`` says nothing; whether any was run or known.
+        """Run every trial once, until ``until`` returns true; return whether any was measured.
 
-        What comes ``first``, with all that shares its process trees, is in the order in which it
-        is wanted, because time may be over soon. The rest is in a random one.
+        The process trees of ``first`` come first, in this order, because the time budget may end.
+        The others follow in random order.
         """
         groups = self._interleaved_groups(trials)
         random.Random(number).shuffle(groups)
-        ahead = (rung for rung in dict.fromkeys(first) if not self.results.is_done(rung, number))
-        wanted = {rung: place for place, rung in enumerate(ahead)}
-        groups.sort(key=lambda group: min(wanted.get(rung, len(wanted)) for rung in group))
-        found = [self._run_group(group, number) for group in groups if not until()]
-        return any(found)
+        pending = [one for one in dict.fromkeys(first) if not self.results.is_done(one, number)]
+        rank = {trial: place for place, trial in enumerate(pending)}
+        groups.sort(key=lambda group: min(rank.get(trial, len(rank)) for trial in group))
+        measured = [self._run_group(group, number) for group in groups if not until()]
+        return any(measured)
 
     def _interleaved_groups(self, trials: Iterable[Trial]) -> list[list[Trial]]:
-        """Rungs that share a process tree, in the order in which the first of each is wanted.
+        """Group trials by process tree, in the order of the first trial of each tree.
 
-        Where a wrapper looks for unused parameters, ranks tell each other which in every backward:
-        without an exchange they must do so from the start.
+        A wrapper that finds unused parameters exchanges them in every backward: a trial without
+        gradient exchange needs a process tree of its own.
         """
         found: dict[object, list[Trial]] = {}
-        for rung in dict.fromkeys(trials):
-            tied = self._finds_unused_parameters and rung.variant.exchange == "none"
-            shared = (
-                None if tied or rung in self._not_interleaved else self.runner.shared_trial(rung)
+        for trial in dict.fromkeys(trials):
+            own_tree = trial in self._not_interleaved or (
+                self._finds_unused_parameters and trial.variant.exchange == "none"
             )
-            found.setdefault((shared is None, shared or rung), []).append(rung)
+            shared = None if own_tree else self.runner.shared_trial(trial)
+            found.setdefault((shared is None, shared or trial), []).append(trial)
         return list(found.values())
 
     def _affordable(self, trials: Iterable[Trial]) -> list[Trial]:
         left_s, fitting = self.time_budget.remaining_s, []
-        for group in self._interleaved_groups(r for r in trials if not self.results.is_done(r, 0)):
-            known = all(self.runner.stored(rung, 0) for rung in group)
+        for group in self._interleaved_groups(t for t in trials if not self.results.is_done(t, 0)):
+            known = all(self.runner.stored(trial, 0) for trial in group)
             left_s -= 0.0 if known else self.results.expected_seconds(group)
             if left_s >= 0:
                 fitting += group
@@ -222,12 +233,13 @@ class Experiment:
     def _run_required(
         self, design: ExperimentDesign, required: Iterable[Trial], optional: Sequence[Trial] = ()
     ) -> None:
-        """First runs without which nothing can be said, whatever time is left.
+        """Run the trials that an explanation needs, whatever time is left.
 
-        What is wanted and shares their process trees is measured with them, unless steps are so
-        long that there is no time for so many. One that fails is tried once more: a script that
-        could be looked at may have failed by chance.
+        ``optional`` trials that share their process trees run with them, unless steps are so long
+        that the time budget does not allow it. A trial that fails is retried once, because a
+        script that passed its probe run may fail by chance.
         """
+<<<<<<< HEAD
         for rung in required:
             while rung not in self.results.runs:
                 if rung in self.results.reasons:
@@ -249,25 +261,45 @@ class Experiment:
             short
             or interleaved_seconds(design, asked, self._step_s) <= self.time_budget.remaining_s
         )
+=======
+        for trial in required:
+            while trial not in self.results.runs:
+                if trial in self.results.reasons:
+                    reason = self.results.reasons.pop(trial)
+                    if self.stop or trial in self._retried:
+                        raise RunFailure(f"{trial}: {reason}; nothing can be explained")
+                    self._retried.add(trial)
+                (group, *_) = self._interleaved_groups([trial, *optional])
+                missing = [one for one in group if self._needs_run(one, 0)]
+                if trial in missing:
+                    if self._step_s > LONG_STEP_S:
+                        seconds = interleaved_seconds(design, missing, self._step_s)
+                        if seconds > self.time_budget.remaining_s:
+                            missing = [trial]
+                    self.events.started(missing, 0, self.time_budget.remaining_s)
+                    self._record(missing, 0, self._run(missing, 0))
+>>>>>>> explaincore
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
-        """One run of rungs that share it, unless they cannot be, are there, or the time is over.
+        """Run the trials of one process tree, if time allows; return whether any is measured.
 
-        It is given what is left, and once more what a run takes: what a script does between its
-        passes may take any time. Returns whether any of them is measured.
+        The limit is the remaining time plus the expected duration, because the work of a script
+        between its epochs may take any time.
         """
-        asked = [rung for rung in group if self._needs_run(rung, number)]
-        seconds, new = self.results.expected_seconds(asked), not self.results.has(asked[:1])
-        if (
-            asked
-            and not self.stop
-            and seconds <= (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
-        ):
-            self.events.started(asked, number, self.time_budget.remaining_s)
+        missing = [trial for trial in group if self._needs_run(trial, number)]
+        seconds, new = self.results.expected_seconds(missing), not self.results.has(missing[:1])
+        remaining_s = (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
+        if missing and not self.stop and seconds <= remaining_s:
+            self.events.started(missing, number, self.time_budget.remaining_s)
             limit_s = self.time_budget.remaining_s + seconds
+<<<<<<< HEAD
             self._record(asked, number, self._run(asked, number, limit_s))
             self.events.updated(self.time_budget.remaining_s)
         return any(number in self.results.runs.get(rung, {}) for rung in group)
+=======
+            self._record(missing, number, self._run(missing, number, limit_s))
+        return any(number in self.results.runs.get(trial, {}) for trial in group)
+>>>>>>> explaincore
 
     def _needs_run(self, trial: Trial, number: int) -> bool:
         if self.results.is_done(trial, number):
@@ -276,8 +308,8 @@ class Experiment:
         if reason is not None:
             self.results.reasons[trial] = reason
             return False
-        again = number == 0 and trial in self._retried
-        found = None if again else self.runner.stored(trial, number)
+        retry = number == 0 and trial in self._retried
+        found = None if retry else self.runner.stored(trial, number)
         if found is not None:
             self._record([trial], number, [found])
         return found is None
@@ -287,36 +319,38 @@ class Experiment:
     ) -> list[Measurement]:
         if len(trials) > 1:
             return self.runner.measure_interleaved(trials, number, limit_s)
-        return [self.runner.measure(rung, number, limit_s) for rung in trials]
+        return [self.runner.measure(trial, number, limit_s) for trial in trials]
 
     def _record(self, trials: Sequence[Trial], number: int, found: list[Measurement]) -> None:
-        """What had no turn before a run of several ended, well or not, is run by itself then.
+        """Add measurements to the results.
 
-        Where none had one, ``_failed`` says why the first had not.
+        A trial without a window when an interleaved run ended is not added: it runs again by itself.
+        If no trial had one, ``_interleaved_failures`` gets the reason of the first.
         """
         self.events.finished(trials, number, found, self.time_budget.remaining_s)
-        for rung, measurement in zip(trials, found, strict=True):
+        for trial, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
-            had_one = ok and bool(
-                compute_metrics(measurement, ranks_synchronize=rung.ranks_synchronize)
+            measured = ok and bool(
+                compute_metrics(measurement, ranks_synchronize=trial.ranks_synchronize)
             )
-            if len(trials) > 1 and not had_one and (ok or not self.stop):
-                self._not_interleaved.add(rung)
+            if len(trials) > 1 and not measured and (ok or not self.stop):
+                self._not_interleaved.add(trial)
             else:
-                self.results.add(rung, number, measurement)
+                self.results.add(trial, number, measurement)
         if self._not_interleaved.issuperset(trials) and found[0].status == "crashed":
             self._interleaved_failures[trials[0]] = failure_reason(found[0])
 
     def _next_trials(
         self, design: ExperimentDesign, trials: list[Trial], number: int
     ) -> list[Trial]:
-        """All that there is in the second and third round; then what the widest row needs.
+        """Return all trials in the second and third round, then those of the widest interval.
 
-        With it, all that shares its process trees: what these differ by cancels between rungs
-        that were in the same ones.
+        All trials of their process trees go with them: the difference between two trees cancels
+        only among trials that ran in both.
         """
         if number < 3:
             return trials
+<<<<<<< HEAD
         asked = planner.widest_interval(design, self.results)
         shared = {self.runner.shared_trial(rung) for rung in asked} - {None}
         return [*asked, *(rung for rung in trials if self.runner.shared_trial(rung) in shared)]
@@ -331,6 +365,11 @@ PROBE_STEPS = 40
 MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
 ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]
 """What every rank saw in a measurement; empty where that is no longer there."""
+=======
+        widest = planner.widest_interval(design, self.results)
+        shared = {self.runner.shared_trial(trial) for trial in widest} - {None}
+        return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
+>>>>>>> explaincore
 
 
 def probe_script(
@@ -340,29 +379,40 @@ def probe_script(
     machine: Machine,
     read_profiles: ProfileReader,
 ) -> ExperimentDesign:
-    """The ladder of a script on the devices of ``place``, as it uses them by itself.
+    """Run a script briefly and return the experiment design for the devices that it uses.
 
-    It is started as torchrun starts it, a process a device. Where it does not make a process
-    group, or fails, it is run again as one process that sees all devices, if there are several.
-    Raises RunFailure with the script's own error where neither trains.
+    The script starts as under torchrun, with a process per device. If it makes no process group,
+    or fails, it runs again as one process that sees all devices. Raises RunFailure with the error
+    of the script if neither trains.
     """
-    several = devices_plan.devices != 1
+    name, several = experiment.runner.target_name, devices_plan.devices != 1
     strategy = "ddp" if several else "single"
-    looked = devices_plan.edit(strategy=strategy, steps=PROBE_STEPS, warmup_steps=WARMUP_STEPS)
-    ranks = Trial(plan=looked, variant=Variant(profiler_steps=True))
-    single = Trial(plan=looked.edit(strategy="dp"), variant=ranks.variant)
-    first, seen = _run_probe(experiment, ranks, read_profiles, *((single,) if several else ()))
+    plan = devices_plan.edit(strategy=strategy, steps=PROBE_STEPS, warmup_steps=WARMUP_STEPS)
+    ranks = Trial(plan=plan, variant=Variant(profiler_steps=True))
+    one_process = Trial(plan=plan.edit(strategy="dp"), variant=ranks.variant)
+    others = (one_process,) if several else ()
+    first, profiles = _run_probe(experiment, ranks, read_profiles, *others)
     if not several:
         if first.status != "ok":
+<<<<<<< HEAD
             raise RunFailure(_failure_message(experiment.runner, first))
         return _design_from_probe(first, scaling or "weak", seen[0], machine)
     if first.status == "ok" and any(one.process_group for one in seen):
         if seen[0].parallel in MODEL_PARALLEL_NAMES:
+=======
+            raise RunFailure(_failure_message(name, first))
+        return _design_from_probe(first, scaling or "weak", profiles[0], machine)
+    if first.status == "ok" and any(profile.process_group for profile in profiles):
+        profile = profiles[0]
+        if profile.parallel in MODEL_PARALLEL_NAMES:
+>>>>>>> explaincore
             raise RunFailure(
-                _model_parallel_message(
-                    experiment.runner.target_name, seen[0], devices_plan.devices or 1
-                )
+                f"{name} divides its model over {devices_plan.devices or 1} devices "
+                f"({MODEL_PARALLEL_NAMES[profile.parallel]}), which compute the same samples "
+                "together; nfold explains only work that is divided by samples; next: --devices 1, "
+                "to explain one device"
             )
+<<<<<<< HEAD
         own = dataclasses.replace(seen[0], slices_batches=_slices_batches(first, seen[0]))
         return _design_from_probe(first, scaling or "weak", own, machine)
     if _fails_in_any_process(first):
@@ -373,47 +423,51 @@ def probe_script(
         raise RunFailure(_failure_message(experiment.runner, failed))
     made = _design_from_probe(second, scaling or _natural_scaling(seen[0]), seen[0], machine)
     why = "" if first.status == "ok" else failure_text(first)
+=======
+        profile = dataclasses.replace(profile, slices_batches=_slices_batches(first, profile))
+        return _design_from_probe(first, scaling or "weak", profile, machine)
+    second, profiles = _run_probe(experiment, one_process, read_profiles)
+    if second.status != "ok":
+        failed = first if first.status != "ok" else second
+        raise RunFailure(_failure_message(name, failed))
+    design = _design_from_probe(
+        second, scaling or _natural_scaling(profiles[0]), profiles[0], machine
+    )
+    failure = "" if first.status == "ok" else failure_text(first)
+>>>>>>> explaincore
     return dataclasses.replace(
-        made, multi_process_failure=why, scaling_requested=scaling is not None
+        design, multi_process_failure=failure, scaling_requested=scaling is not None
     )
 
 
 def _slices_batches(found: Measurement, profile: ScriptProfile) -> bool:
-    part = profile.samples_per_step / max(1, profile.world_size)
-    return (
-        check_same_samples(found.ranks) is not None and 0 < profile.model_samples_per_step == part
-    )
-
-
-def _model_parallel_message(name: str, profile: ScriptProfile, devices: int) -> str:
-    return (
-        f"{name} divides its model over {devices} devices ({MODEL_PARALLEL_NAMES[profile.parallel]}): they compute "
-        "the same samples together, on purpose, and nfold explains work that is divided by samples"
-        "; next: --devices 1, for what one device loses"
-    )
+    share = profile.samples_per_step / max(1, profile.world_size)
+    same = check_same_samples(found.ranks) is not None
+    return same and 0 < profile.model_samples_per_step == share
 
 
 def _run_probe(
     experiment: Experiment, trial: Trial, read: ProfileReader, *others: Trial
 ) -> tuple[Measurement, tuple[ScriptProfile, ...]]:
-    """The run, and what was seen in it; one whose folder is gone is run anew.
+    """Run a probe, or find its measurement, and read the profiles of its ranks.
 
-    So is one that failed, unless another way to start the script is known to work: what it lacked
-    may be there now.
+    A stored probe runs again if its folder is gone, and if it failed, unless one of ``others``
+    is known to work.
     """
     stored = [experiment.runner.stored(one, 0) for one in (trial, *others)]
     works = any(one is not None and one.status == "ok" for one in stored)
     found = experiment.run_probe(trial, force=not works)
-    seen = read(found)
-    if found.status == "ok" and not seen:
+    profiles = read(found)
+    if found.status == "ok" and not profiles:
         found = experiment.run_probe(trial, force=True)
-        seen = read(found)
-    return found, seen
+        profiles = read(found)
+    return found, profiles
 
 
 def _failure_message(runner: TrialRunner, failed: Measurement) -> str:
     name, text = runner.target_name, failure_text(failed)
     rank = (failed.cause.rank if failed.cause else None) or 0
+<<<<<<< HEAD
     log = display_path((runner.results_folder / str(failed.folder) / f"rank-{rank}.log").absolute())
     printed = f"; its output: {log}" if failed.folder else ""
     what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
@@ -426,14 +480,19 @@ def _fails_in_any_process(failed: Measurement) -> bool:
     return failed.status == "crashed" and (
         "without a step of a torch optimizer" in text or OWN_ERRORS.search(text) is not None
     )
+=======
+    log = f" (output: {failed.folder}/rank-{rank}.log in the results folder)"
+    cause = f"{failure_text(failed)}{_probe_hint(failed)}"
+    return f"{name} {failed.status}: {cause}{log * bool(failed.folder)}; nothing can be explained"
+>>>>>>> explaincore
 
 
 def _probe_hint(failed: Measurement) -> str:
     timed_out = failed.status in ("hung", "interrupted")
     if timed_out and failed.cause is not None and failed.cause.step == 0:
         return (
-            ": it took no step of a torch optimizer; next: a script that trains, or, where it "
-            "takes so long to begin, a larger --budget"
+            ": no step of a torch optimizer; next: a script that trains, or a larger --budget if "
+            "it needs so long to start"
         )
     return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
 
@@ -441,83 +500,72 @@ def _probe_hint(failed: Measurement) -> str:
 def _design_from_probe(
     found: Measurement, scaling: Scaling, profile: ScriptProfile, machine: Machine
 ) -> ExperimentDesign:
-    plan = found.plan
-    each = max(profile.world_size, plan.devices or 1)
-    batch = profile.global_batch_size or round((profile.samples_per_step or 1.0) * each)
-    scaling, own = (
-        ("weak", True) if plan.devices == 1 else (scaling, scaling == _natural_scaling(profile))
-    )
-    if not own:
+    plan, loader = found.plan, profile.loader
+    devices = max(profile.world_size, plan.devices or 1)
+    batch = profile.global_batch_size or round((profile.samples_per_step or 1.0) * devices)
+    scaling = "weak" if plan.devices == 1 else scaling
+    natural = plan.devices == 1 or scaling == _natural_scaling(profile)
+    if not natural:
         batch = _rescaled_batch(batch, scaling, profile, plan.devices or 1)
-    workers = profile.loader.num_workers if profile.loader else None
-    ahead = _queued_batches(profile.loader, profile.world_size)
-    made = plan.edit(
+    queued = 0
+    if loader is not None:
+        queued = prefetched_batches(loader.num_workers, loader.prefetch_factor)
+        queued = min(queued, profile.world_size * (loader.batches_per_epoch or queued))
+    complete = plan.edit(
         batch=max(1, batch),
         accumulate=profile.accumulation,
-        workers=workers,
+        workers=loader.num_workers if loader else None,
         input="loader",
         precision=profile.precision,
         layout="channels_last" if profile.channels_last else "channels_first",
         step="compiled" if profile.compiled else "eager",
         batch_norm="synchronised" if profile.synchronised_batch_norms else "device",
-        warmup_steps=WARMUP_STEPS + -(-ahead // profile.accumulation),
+        warmup_steps=WARMUP_STEPS + -(-queued // profile.accumulation),
     )
-    memory = machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
+    gaps = [rank.host_gaps_ms[rank.warmup_steps :] for rank in found.ranks]
     return ExperimentDesign(
-        plan=made,
+        plan=complete,
         scaling=scaling,
         profile=profile,
-        step_ms=_probe_step_ms(found, made, profile, ahead) if own else None,
-        host_gaps_ms=_host_gaps_ms(found),
+        step_ms=_probe_step_ms(found, complete, profile, queued) if natural else None,
+        host_gaps_ms=tuple(map(median, gaps)) if all(gaps) else (),
         gap_locations=gap_locations(found),
-        memory_bytes=memory,
+        memory_bytes=(
+            machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
+        ),
     )
-
-
-def _queued_batches(loader: DataLoaderProfile | None, world_size: int) -> int:
-    if loader is None:
-        return 0
-    ahead = prefetched_batches(loader.num_workers, loader.prefetch_factor)
-    return min(ahead, world_size * (loader.batches_per_epoch or ahead))
 
 
 def _natural_scaling(profile: ScriptProfile) -> Scaling:
-    """The scaling under which what makes the script's batches stays as it is.
-
-    One process without a DataLoader makes the same on one device as on N, and so does each copy.
-    """
+    # The scaling that needs no other batch size. A process without a DataLoader makes the same
+    # batches on one device as on N, and so does each replica.
     return "weak" if profile.world_size > 1 or not profile.accepts_batch_size else "strong"
 
 
 def _probe_step_ms(
-    found: Measurement, plan: Plan, profile: ScriptProfile, ahead: int
+    found: Measurement, plan: Plan, profile: ScriptProfile, queued: int
 ) -> float | None:
-    """Of the last quarter of the steps, on the slowest rank.
+    """Return the step time of the slowest rank in the last quarter of the steps.
 
-    Where these were fed from queues, at least what the loader takes to make a step's
-    batches; None where nobody could watch it.
+    If prefetched batches fed these steps, the step takes at least as long as the loader needs for
+    its batches; None if the loader was not observed.
     """
     last = PROBE_STEPS // 4
     ranks = [rank for rank in found.ranks if rank.step_ms]
     step_ms = max((median(rank.step_ms[-last:]) for rank in ranks), default=None)
     before = (rank.warmup_steps + len(rank.step_ms[:-last]) for rank in ranks)
-    if step_ms is None or ahead <= min(before):
+    if step_ms is None or queued <= min(before):
         return step_ms
     if profile.fetches is None or not profile.fetches.batches:
         return None
     return max(step_ms, loading_ms_per_step(plan, profile.fetches.batches, profile.fetches.seconds))
 
 
-def _host_gaps_ms(found: Measurement) -> tuple[float, ...]:
-    each = [rank.host_gaps_ms[rank.warmup_steps :] for rank in found.ranks]
-    return tuple(median(pauses) for pauses in each) if all(each) else ()
-
-
 def _rescaled_batch(batch: int, scaling: Scaling, profile: ScriptProfile, devices: int) -> int:
     if not profile.accepts_batch_size:
         other = "weak" if scaling == "strong" else "strong"
         raise UsageError(
-            f"--scaling {scaling}: no DataLoader was seen whose batch could be changed; next: "
+            f"--scaling {scaling}: no DataLoader found whose batch size can change; next: "
             f"--scaling {other}"
         )
     return batch // devices if scaling == "strong" else batch * devices

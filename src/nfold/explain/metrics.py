@@ -1,4 +1,4 @@
-"""From one measurement to the few numbers that the ladder compares. Pure functions."""
+"""Compute the metrics of a measurement that trials are compared by. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from nfold.core.plan import Plan
 from nfold.core.stats import mad_deviation, median, weighted_median
 
 STEP_CHUNKS = 10
-WHOLE_BATCH_FRACTION = 0.5
-"""Of the largest batch."""
-WeightedStepMs = tuple[float, int]
-"""Milliseconds of a step, and of how many."""
+WHOLE_BATCH_FRACTION = 0.5  # of the largest batch
+MIN_CLOCK_SAMPLES = 2  # per device; a single sample may be of any moment
+EXPLAINED_FRACTION = 0.5  # of a slowdown, by which a slow clock is its reason
+
+WeightedStepMs = tuple[float, int]  # milliseconds of a step, and the number of steps
+WindowSteps = tuple[Window, tuple[float, ...]]  # a window and the milliseconds of its steps
+
+# Milliseconds per step by name:
+#
+# step       all ranks together
+# rank K     rank K by itself, if ranks do not synchronize
+# slowest    what a step would take if such ranks did synchronize
+# gap        time between epochs
+# first      of gap, the wait for the first batch of an epoch
+# periodic   periodic work; "period" is its period in steps
+# host_gap   the usual host gap, on the rank where it is least
+# ahead      by which the host is ahead of its devices when a window ends, on the rank with the least
+# loading    in which the loader workers, in parallel, make the batches of a step
+# waiting    of loading, in which they wait and do not compute
 Metrics = dict[str, float]
-"""``step``: ms of a step of all ranks; ``rank K``: of rank K by itself, where ranks do not wait;
-``slowest``: what a step would take if they did; ``gap``: ms a step between epochs; ``first``: those
-of them spent waiting for an epoch's first batch; ``recurring``: ms a step of what comes after some
-steps only, and ``every``, after how many; ``pause``: ms between two steps in which the host usually
-does something else, on the rank where that is least; ``ahead``: ms by which the host is ahead of
-its devices when a window ends, on the rank where that is least; ``loading``: ms in which the
-loader's workers, side by side, make the batches of a step; ``waiting``: of these the ms in which
-they wait and do not compute."""
-ADDITIVE_METRICS = ("gap", "first", "recurring", "every", "pause", "ahead", "loading", "waiting")
-"""Readings that may be 0 or less."""
+# These may be 0 or negative: they have no logarithm.
+ADDITIVE_METRICS = ("gap", "first", "periodic", "period", "host_gap", "ahead", "loading", "waiting")
 
 
 def compute_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:
-    """The numbers of one measurement; empty where nothing was timed."""
+    """Return all metrics of a measurement; empty if nothing was timed."""
     return {
         **step_metrics(measurement, ranks_synchronize=ranks_synchronize),
         **additive_metrics(measurement),
@@ -39,19 +46,22 @@ def compute_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Met
 
 
 def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:
-    """Those that are above 0, of steps.
+    """Return the positive metrics of steps.
 
-    Steps are counted by their samples, as whole batches: the last batch of an epoch is smaller,
-    and another part of an epoch's steps where a batch is.
+    A step counts by its samples, in whole batches, because the last batch of an epoch is smaller.
     """
     ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    batch = measurement.plan.batch or _script_batch(ranks)
+    own_batches = (round(median([w.samples / w.steps for w in r.windows])) for r in ranks)
+    batch = measurement.plan.batch or max(1, sum(own_batches))
     found: Metrics = {"step": _typical_step_ms(_global_step_ms(ranks, batch))}
     if not ranks_synchronize:
         own = {
-            f"rank {r.rank}": _typical_step_ms(_rank_step_ms(r, batch / len(ranks))) for r in ranks
+            f"rank {rank.rank}": _typical_step_ms(
+                _whole_batch_ms([[window] for window in rank.windows], batch / len(ranks))
+            )
+            for rank in ranks
         }
         mean = fmean(own.values())
         found = {"step": mean, "slowest": mean * _slowest_rank_ratio(ranks), **own}
@@ -59,28 +69,28 @@ def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metric
 
 
 def additive_metrics(measurement: Measurement) -> Metrics:
-    """Those that may be 0 or less."""
+    """Return the metrics that may be 0 or negative."""
     ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    found, ends = _loading_metrics(measurement, ranks), _epoch_boundaries(measurement)
-    if ends:
-        found["first"] = median([1e3 * one.waited_s / one.steps for one in ends])
-    each = [
+    found, boundaries = _loading_metrics(measurement, ranks), _epoch_boundaries(measurement)
+    if boundaries:
+        found["first"] = median([1e3 * one.waited_s / one.steps for one in boundaries])
+    drains = [
         [w.queue_drain_s for w in rank.windows if w.queue_drain_s is not None] for rank in ranks
     ]
-    if all(each):
-        found["ahead"] = 1e3 * min(map(median, each))
-    gaps = [1e3 * one.seconds / one.steps for one in ends]
+    if all(drains):
+        found["ahead"] = 1e3 * min(map(median, drains))
+    gaps = [1e3 * one.seconds / one.steps for one in boundaries]
     gaps = gaps if measurement.plan.epochs is None else _epoch_gaps(measurement)
     return {**found, "gap": median(gaps)} if gaps else found
 
 
 def relative_standard_error(measurement: Measurement) -> float:
-    """The relative standard error of a median over this measurement's windows.
+    """Return the relative standard error of the median over the windows of a measurement.
 
-    By their median absolute deviation: an epoch's smaller last batch, for which everything is
-    recorded once more, moves neither (F. R. Hampel, The Influence Curve, JASA 69, 1974).
+    It is computed from their median absolute deviation, because a single slow window must not
+    dominate it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
     ranks = [rank for rank in measurement.ranks if rank.windows]
     times = [ms for ms, _ in _global_step_ms(ranks, 1)] if ranks else []
@@ -90,7 +100,7 @@ def relative_standard_error(measurement: Measurement) -> float:
 
 
 def contended_core_fraction(measurement: Measurement) -> float:
-    """The part of the host's cores that other processes took from a run's own."""
+    """Return the fraction of the host's cores that other processes took from the run."""
     plan, cores = measurement.plan, measurement.machine.cores
     each = (plan.cores_per_device or 1) if plan.device == "cpu" else 1 + (plan.workers or 0)
     others = sum(one.value or 0.0 for one in measurement.warnings if one.kind == "busy_host")
@@ -98,20 +108,12 @@ def contended_core_fraction(measurement: Measurement) -> float:
 
 
 def ranks_with_windows(measurement: Measurement) -> list[RankSamples]:
-    """The ranks with windows, of a run that ended well."""
+    """Return the ranks with windows; empty if the run failed."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
-
-
-def _script_batch(ranks: Sequence[RankSamples]) -> int:
-    return max(1, sum(round(median([w.samples / w.steps for w in r.windows])) for r in ranks))
 
 
 def _typical_step_ms(timed: Sequence[WeightedStepMs]) -> float:
     return weighted_median([ms for ms, _ in timed], [steps for _, steps in timed])
-
-
-def _rank_step_ms(rank: RankSamples, share: float) -> list[WeightedStepMs]:
-    return _whole_batch_ms([[window] for window in rank.windows], share)
 
 
 def _global_step_ms(ranks: Sequence[RankSamples], batch: float) -> list[WeightedStepMs]:
@@ -119,13 +121,10 @@ def _global_step_ms(ranks: Sequence[RankSamples], batch: float) -> list[Weighted
 
 
 def _whole_batch_ms(windows: Sequence[Sequence[Window]], batch: float) -> list[WeightedStepMs]:
-    """Of windows of all ranks, those of whole batches, if there are any.
-
-    What an epoch's last batch takes tells nothing of a whole one where it has a few samples.
-    """
-    counted = [(same, _samples(same)) for same in windows]
-    least = WHOLE_BATCH_FRACTION * max(samples / same[0].steps for same, samples in counted)
-    whole = [same for same, samples in counted if samples / same[0].steps >= least]
+    # A last batch of a few samples tells nothing about a whole one.
+    batches = [_samples(same) / same[0].steps for same in windows]
+    least = WHOLE_BATCH_FRACTION * max(batches)
+    whole = [same for same, batch_ in zip(windows, batches, strict=True) if batch_ >= least]
     return [
         (
             1e3 * max(window.seconds for window in same) * batch / max(1, _samples(same)),
@@ -136,18 +135,18 @@ def _whole_batch_ms(windows: Sequence[Sequence[Window]], batch: float) -> list[W
 
 
 def _with_short_windows(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
-    """With a shorter window that ends a pass, or a turn, as a part of the one before it.
+    """Join a shorter window that ends an epoch or a slot to the window before it.
 
-    A loader has batches ready at the end of a pass, and at its beginning none: of 20 and 4 steps
-    the 4 are no picture of a pass.
+    A loader has prefetched batches at the end of an epoch and none at its beginning: after a
+    window of 20 steps, the last 4 are not typical.
     """
     found: list[Sequence[Window]] = []
     longest = max(same[0].steps for same in windows)
     for same in windows:
-        rest = same[0]
-        last = found[-1][0] if found else rest
-        follows = rest.epoch_gap is None and rest.first_step == last.first_step + last.steps
-        if follows and rest.steps < longest:
+        window = same[0]
+        last = found[-1][0] if found else window
+        follows = window.epoch_gap is None and window.first_step == last.first_step + last.steps
+        if follows and window.steps < longest:
             found[-1] = [_join_windows(*pair) for pair in zip(found[-1], same, strict=True)]
         else:
             found.append(same)
@@ -168,10 +167,8 @@ def _samples(same: Iterable[Window]) -> int:
 
 
 def _slowest_rank_ratio(ranks: Sequence[RankSamples]) -> float:
-    """Of ranks that do not wait: the slowest of every step, over what a step takes them.
-
-    A median over chunks of steps, so that one disturbance counts no more than in a window.
-    """
+    # The mean over steps of the slowest rank, over that of the mean rank. The median over chunks
+    # of steps limits the weight of a disturbance to that of a window.
     steps = list(zip(*(rank.step_ms for rank in ranks), strict=False))
     size = max(1, -(-len(steps) // STEP_CHUNKS))
     chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
@@ -179,45 +176,38 @@ def _slowest_rank_ratio(ranks: Sequence[RankSamples]) -> float:
 
 
 def _loading_metrics(measurement: Measurement, ranks: Sequence[RankSamples]) -> Metrics:
-    plan = measurement.plan
-    found = [
-        (loading_ms_per_step(plan, batches, seconds), loading_ms_per_step(plan, batches, waited))
-        for batches, seconds, waited in map(_fetch_totals, ranks)
-        if batches
-    ]
-    if not found:
-        return {}
-    loading, waiting = max(found)
-    return {"loading": loading, "waiting": waiting}
+    found = []
+    for rank in ranks:
+        fetches = [window.fetches for window in rank.windows if window.fetches is not None]
+        batches = sum(one.batches for one in fetches)
+        if batches:
+            seconds = (sum(one.seconds for one in fetches), sum(one.waited_s for one in fetches))
+            found.append([loading_ms_per_step(measurement.plan, batches, s) for s in seconds])
+    return dict(zip(("loading", "waiting"), max(found), strict=True)) if found else {}
 
 
 def loading_ms_per_step(plan: Plan, batches: int, seconds: float) -> float:
-    """Of a step, where its loader's workers were so many seconds, added up, about some batches."""
+    """Return the milliseconds per step that loader workers need in parallel.
+
+    ``seconds`` is the sum over workers of the time for ``batches``.
+    """
     return 1e3 * seconds * plan.accumulate / max(1, plan.workers or 0) / batches
 
 
-def _fetch_totals(rank: RankSamples) -> tuple[int, float, float]:
-    each = [window.fetches for window in rank.windows if window.fetches is not None]
-    batches = sum(one.batches for one in each)
-    return batches, sum(one.seconds for one in each), sum(one.waited_s for one in each)
-
-
 def _epoch_boundaries(measurement: Measurement) -> list[EpochGap]:
-    """Of every pass over the data that was timed: what lies between it and the one before.
+    """Return the gap before every timed epoch, of the rank where it is shortest.
 
-    The rank that waits least: it waits for the others in a step, if it does. Where passes are cut
-    short for nothing else, the one that waits longest: no step is asked for.
+    That rank waits for the others within a step, if it waits. With short epochs the step does not
+    count, so that the longest gap is returned.
     """
-    cut_short = (
-        measurement.variant is not None and measurement.variant.batches_per_epoch is not None
-    )
-    pick = max if cut_short else min
+    variant = measurement.variant
+    pick = max if variant is not None and variant.batches_per_epoch is not None else min
     windows = zip(*(rank.windows for rank in measurement.ranks), strict=False)
-    passes = ([window.epoch_gap for window in same] for same in windows)
+    boundaries = ([window.epoch_gap for window in same] for same in windows)
     return [
-        pick((one for one in each if one is not None), key=lambda one: one.seconds / one.steps)
-        for each in passes
-        if None not in each
+        pick((gap for gap in gaps if gap is not None), key=lambda gap: gap.seconds / gap.steps)
+        for gaps in boundaries
+        if None not in gaps
     ]
 
 
@@ -239,42 +229,37 @@ def _epoch_gaps(measurement: Measurement) -> list[float]:
     return found
 
 
-# Where passes over the data end: ranks that have begun the next one wait for one that has not.
-#
-# They do so in a step. It is no longer than others for that: what lies between two passes is as long
-# for all. Pure functions.
-
-WindowSteps = tuple[Window, tuple[float, ...]]
-"""A window with the milliseconds of its steps."""
-
-
 def equalize_epoch_gaps(measurement: Measurement) -> Measurement:
-    """What ranks wait in the first step of a pass for another that is still between the two lies
-    between them, in no step; of ranks that wait for each other.
+    """Move the wait for a late rank from the first step of an epoch to the epoch gap.
+
+    Ranks that begin an epoch early wait in its first step for a rank that is still in the gap. The
+    gap is then as long for all ranks, and the step no longer than others.
     """
-    ranks, left_out = measurement.ranks, measurement.variant
-    wait = len(ranks) > 1 and (left_out is None or left_out.ranks_synchronize)
-    if not wait or measurement.status != "ok" or not all(rank.step_ms for rank in ranks):
+    ranks, variant = measurement.ranks, measurement.variant
+    synchronize = len(ranks) > 1 and (variant is None or variant.ranks_synchronize)
+    if not synchronize or measurement.status != "ok" or not all(rank.step_ms for rank in ranks):
         return measurement
     usual = [median(rank.step_ms) for rank in ranks]
     timed = [list(rank.windows_with_step_times()) for rank in ranks]
     moved = [_equalized_windows(windows, usual) for windows in zip(*timed, strict=False)]
-    made = [
-        _with_windows(rank, [*(windows[k] for windows in moved), *timed[k][len(moved) :]])
-        for k, rank in enumerate(ranks)
-    ]
-    return dataclasses.replace(measurement, ranks=tuple(made))
+    equalized = []
+    for k, rank in enumerate(ranks):
+        own = [*(windows[k] for windows in moved), *timed[k][len(moved) :]]
+        step_ms = tuple(ms for _, each in own for ms in each)
+        windows = tuple(window for window, _ in own)
+        equalized.append(dataclasses.replace(rank, windows=windows, step_ms=step_ms))
+    return dataclasses.replace(measurement, ranks=tuple(equalized))
 
 
 def _equalized_windows(
     windows: Sequence[WindowSteps], usual: Sequence[float]
 ) -> Sequence[WindowSteps]:
-    pauses = [window.epoch_gap for window, _ in windows if window.epoch_gap is not None]
+    gaps = [window.epoch_gap for window, _ in windows if window.epoch_gap is not None]
     same = len({window.first_step for window, _ in windows}) == 1
-    if not same or len(pauses) < len(windows) or not all(step_ms for _, step_ms in windows):
+    if not same or len(gaps) < len(windows) or not all(step_ms for _, step_ms in windows):
         return windows
-    last_s = max(one.seconds for one in pauses)
-    ready_s = max(one.seconds - one.waited_s for one in pauses)
+    last_s = max(gap.seconds for gap in gaps)
+    ready_s = max(gap.seconds - gap.waited_s for gap in gaps)
     pairs = zip(windows, usual, strict=True)
     return [_equalized_window(one, usual_ms, last_s, ready_s) for one, usual_ms in pairs]
 
@@ -282,78 +267,64 @@ def _equalized_windows(
 def _equalized_window(
     one: WindowSteps, usual_ms: float, last_s: float, ready_s: float
 ) -> WindowSteps:
-    """Of one rank its first step without waiting for the last one, which began so late.
-
-    Had nobody waited for a first batch, all would have begun when the last one was ready for it:
-    what is longer than that is a wait for batches, its own or another rank's.
-    """
-    window, (first_ms, *rest) = one
+    # Without waiting for first batches, all ranks would start when the last is ready for its own
+    # (after ready_s). A longer gap is a wait for batches, of this rank or another.
+    window, (first_ms, *other_ms) = one
     assert window.epoch_gap is not None
     own_s = window.epoch_gap.seconds
     late_s = min(last_s - own_s, max(0.0, first_ms - usual_ms) / 1e3)
     waited_s = max(0.0, own_s + late_s - ready_s)
-    between = dataclasses.replace(window.epoch_gap, seconds=own_s + late_s, waited_s=waited_s)
-    made = dataclasses.replace(window, seconds=window.seconds - late_s, epoch_gap=between)
-    return made, (first_ms - 1e3 * late_s, *rest)
-
-
-def _with_windows(rank: RankSamples, windows: Sequence[WindowSteps]) -> RankSamples:
-    step_ms = tuple(ms for _, own in windows for ms in own)
-    return dataclasses.replace(rank, windows=tuple(one for one, _ in windows), step_ms=step_ms)
-
-
-MIN_SAMPLES = 2
-"""Looks at every device: one may meet any moment."""
-EXPLAINED_FRACTION = 0.5
-"""Of the time by which a device is slow: a clock that explains less of it is not its reason."""
+    gap = dataclasses.replace(window.epoch_gap, seconds=own_s + late_s, waited_s=waited_s)
+    moved = dataclasses.replace(window, seconds=window.seconds - late_s, epoch_gap=gap)
+    return moved, (first_ms - 1e3 * late_s, *other_ms)
 
 
 @dataclass(frozen=True)
 class GpuClockRate:
-    """Of a GPU's multiprocessors in MHz, and what held it back; nothing: no card said so."""
+    """The clock of a GPU's multiprocessors in MHz, and why it is reduced, if the driver reports it."""
 
     mhz: float
     throttle_reason: str = ""
 
 
 def gpu_clock_rates(measurements: Iterable[Measurement], devices: int) -> tuple[GpuClockRate, ...]:
-    """Of every device while no rank waits for another; empty where some were not looked at.
+    """Return the typical clock of every device while no rank waits for another.
 
-    A device that waits computes less, needs less power, and so has a quicker clock: only ranks
-    that exchange nothing are alike.
+    A device that waits computes less, needs less power and runs at a higher clock: only ranks
+    without communication are comparable. Empty if a device has fewer than ``MIN_CLOCK_SAMPLES``.
     """
-    said: dict[int, list[GpuClockRate]] = {}
+    samples: dict[int, list[GpuClockRate]] = {}
     for one in measurements:
-        out = one.variant
-        if out is None or out.ranks_synchronize or len(one.ranks) != devices:
+        variant = one.variant
+        if variant is None or variant.ranks_synchronize or len(one.ranks) != devices:
             continue
         for rank in one.ranks:
-            device = out.device_of(rank.rank, rank.rank)
-            looks = (
+            samples.setdefault(variant.device_of(rank.rank, rank.rank), []).extend(
                 GpuClockRate(w.clock_mhz, w.throttle_reason) for w in rank.windows if w.clock_mhz
             )
-            said.setdefault(device, []).extend(looks)
-    each = [said.get(device, []) for device in range(devices)]
-    if devices < 2 or any(len(looks) < MIN_SAMPLES for looks in each):
+    every = [samples.get(device, []) for device in range(devices)]
+    if devices < 2 or any(len(rates) < MIN_CLOCK_SAMPLES for rates in every):
         return ()
-    return tuple(_typical_clock_rate(looks) for looks in each)
+    return tuple(_typical_clock_rate(rates) for rates in every)
 
 
-def _typical_clock_rate(looks: Sequence[GpuClockRate]) -> GpuClockRate:
-    held, _ = Counter(look.throttle_reason for look in looks).most_common(1)[0]
-    return GpuClockRate(median([look.mhz for look in looks]), held)
+def _typical_clock_rate(rates: Sequence[GpuClockRate]) -> GpuClockRate:
+    reason, _ = Counter(rate.throttle_reason for rate in rates).most_common(1)[0]
+    return GpuClockRate(median([rate.mhz for rate in rates]), reason)
 
 
 def slow_clock_advice(rates: Sequence[GpuClockRate], device: int, slowdown: float) -> str | None:
-    """What is told of a device whose steps are so many times as long as those of the others.
+    """Return the advice for a device that is ``slowdown`` times as slow as the others.
 
-    None where its clock does not explain it.
+    None if its clock does not explain that.
     """
     if device >= len(rates):
         return None
-    own, others = rates[device], median([c.mhz for at, c in enumerate(rates) if at != device])
+    own, others = rates[device], median([r.mhz for at, r in enumerate(rates) if at != device])
     if others / own.mhz - 1 < EXPLAINED_FRACTION * (slowdown - 1):
         return None
-    held = f", {own.throttle_reason}" if own.throttle_reason else ""
-    clock = f"its clock is at {own.mhz:,.0f} MHz{held}, that of the others at {others:,.0f}"
-    return f"{clock}: look at its cooling and its power limit, or leave it out"
+    reason = f" ({own.throttle_reason})" if own.throttle_reason else ""
+    return (
+        f"its clock is {own.mhz:,.0f} MHz{reason}, that of the others {others:,.0f} MHz: check its "
+        "cooling and its power limit, or exclude it"
+    )

@@ -1,9 +1,9 @@
-"""What a script does between its steps, and not between all of them. Pure functions.
+"""Find the periodic work of a script: what it does after some steps and not after all.
 
-An evaluation, a checkpoint, a log every so many steps: the host's pause before a step is then
-unlike the usual one (by the median and the median absolute deviation: F. R. Hampel, The Influence
-Curve, JASA 69, 1974). That says only which steps these are. What they take more than others is by
-the clock of their devices, which may have had enough to do meanwhile.
+An evaluation, a checkpoint or a log makes the host gap before a step longer than usual (by the
+median and the median absolute deviation: F. R. Hampel, The Influence Curve, JASA 69, 1974). The
+gaps only show which steps are affected. How much longer these take is measured by the clock of
+their devices, which may have had enough queued work meanwhile. Pure functions.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from nfold.core.stats import mad_deviation, median, midmean
 from nfold.explain.design import Trial
 from nfold.explain.metrics import Metrics
 
-MIN_GAP_FRACTION = 0.1
-"""Of a step: what is shorter is no pause, whatever the usual one is."""
-DEVIATIONS = 5.0
-"""By so many is a pause longer than the usual one."""
-SIMILAR_RATIO = 2.0
-"""A pause that is more than so many times as long as the next shorter one is of another kind."""
-MIN_COST_FRACTION = 0.005
-"""Of a step: what costs less is not told."""
-MsByStep = dict[int, float]
-"""Milliseconds by the number of a step."""
+MIN_GAP_FRACTION = 0.1  # of a step: shorter gaps are not long, whatever the usual gap is
+DEVIATIONS = 5.0  # by which a long gap exceeds the usual one
+SIMILAR_RATIO = 2.0  # between neighbours: gaps that are further apart are of different kinds
+MIN_COST_FRACTION = 0.005  # of a step: cheaper work is ignored
+MIN_EVENTS = 2  # gaps of a kind; a single one may be anything
+REGULAR_FRACTION = 0.75  # of the distances between gaps that are multiples of a period
+OBSERVED_FRACTION = 0.5  # of the gaps that a period implies
+UNCOUNTED_STEPS = 2  # backward passes before nfold observes the optimizer, which the script counted
+AMBIGUOUS_PERIODS = {1, 2}  # of every second step it is unclear which of the two is usual
+
+MsByStep = dict[int, float]  # milliseconds by step number
 
 
 @dataclass(frozen=True)
 class PeriodicEvent:
-    """Pauses that are alike: by how much a step is longer after one, and in how many it is so."""
+    """Similar host gaps: how much longer the next step is, and in which fraction of the steps."""
 
     cost_ms: float
     rate: float
@@ -43,9 +44,7 @@ class PeriodicEvent:
 
 @dataclass(frozen=True)
 class PeriodicWork:
-    """What recurs in a process tree that was watched for so many ``steps``: those ``apart`` come
-    after it.
-    """
+    """The periodic work of a process tree, observed for ``steps`` steps."""
 
     steps: int
     affected_steps: frozenset[int] = frozenset()
@@ -53,62 +52,62 @@ class PeriodicWork:
 
     @property
     def ms_per_step(self) -> float:
-        """Of every step, on average."""
-        return sum(kind.rate * kind.cost_ms for kind in self.events)
+        """The mean over all steps."""
+        return sum(event.rate * event.cost_ms for event in self.events)
 
     @property
     def period(self) -> float | None:
-        """The steps from one pause to the next, of the kind that costs most."""
-        most = max(self.events, key=lambda kind: kind.rate * kind.cost_ms, default=None)
+        """Steps between two events of the kind that costs most."""
+        most = max(self.events, key=lambda event: event.rate * event.cost_ms, default=None)
         return None if most is None else 1 / most.rate
 
     @property
     def longest_period(self) -> float:
-        """The same of the kind that comes least often."""
-        return max((1 / kind.rate for kind in self.events), default=0.0)
+        """Steps between two events of the rarest kind, 0 without events."""
+        return max((1 / event.rate for event in self.events), default=0.0)
 
 
 def find_periodic_work(members: Mapping[Trial, Measurement]) -> dict[Trial, PeriodicWork]:
-    """Of rungs that shared a process tree, those where it is known when batches were asked for.
+    """Return the periodic work of trials that shared a process tree, if host gaps were recorded.
 
-    A run in whole epochs counts what lies in no window by itself.
+    A trial over whole epochs measures the time outside its windows itself, and has no entry.
     """
     found: dict[tuple[tuple[float, ...], ...], dict[Trial, Measurement]] = {}
-    for rung, one in members.items():
-        watched = tuple(rank.host_gaps_ms for rank in one.ranks)
+    for trial, one in members.items():
+        gaps = tuple(rank.host_gaps_ms for rank in one.ranks)
         timed = one.status == "ok" and all(rank.step_ms for rank in one.ranks)
-        if watched and all(watched) and timed and one.plan.epochs is None:
-            found.setdefault(watched, {})[rung] = one
+        if gaps and all(gaps) and timed and one.plan.epochs is None:
+            found.setdefault(gaps, {})[trial] = one
     return {
-        rung: made
+        trial: work
         for same in found.values()
-        for rung, made in _periodic_work_of_processes(same).items()
+        for trial, work in _periodic_work_of_processes(same).items()
     }
 
 
 def periodic_metrics(work: PeriodicWork | None, others: Iterable[PeriodicWork]) -> Metrics:
-    """The readings of a tree, if it was watched long enough for what recurs in ``others``."""
-    rarest = max((other.longest_period for other in others), default=0.0)
-    if work is None or (not work.events and work.steps < MIN_EVENTS * rarest):
+    """Return the metrics of a tree, if it ran long enough to show the events of ``others``."""
+    longest = max((other.longest_period for other in others), default=0.0)
+    if work is None or (not work.events and work.steps < MIN_EVENTS * longest):
         return {}
-    every = work.period
-    return {"recurring": work.ms_per_step, **({} if every is None else {"every": every})}
+    period = work.period
+    return {"periodic": work.ms_per_step, **({} if period is None else {"period": period})}
 
 
 def host_gap_metrics(measurement: Measurement, periodic: PeriodicWork | None) -> Metrics:
-    """The reading of what its host does before the other steps, where anybody can tell."""
-    apart = periodic.affected_steps if periodic is not None else ()
-    each = [
-        [rank.host_gaps_ms[step] for step, _ in _numbered_step_ms(rank) if step not in apart]
+    """Return the usual host gap before the steps without periodic work, if gaps were recorded."""
+    affected = periodic.affected_steps if periodic is not None else ()
+    gaps = [
+        [rank.host_gaps_ms[step] for step, _ in _numbered_step_ms(rank) if step not in affected]
         for rank in measurement.ranks
         if rank.host_gaps_ms
     ]
-    known = measurement.ranks and len(each) == len(measurement.ranks) and all(each)
-    return {"pause": min(map(midmean, each))} if known else {}
+    known = measurement.ranks and len(gaps) == len(measurement.ranks) and all(gaps)
+    return {"host_gap": min(map(midmean, gaps))} if known else {}
 
 
 def without_affected_steps(measurement: Measurement, periodic: PeriodicWork | None) -> Measurement:
-    """Its windows less the steps apart, on all ranks alike; all, where no others are left."""
+    """Remove the affected steps on all ranks; return all steps if no others are left."""
     if periodic is None or not periodic.affected_steps:
         return measurement
     ranks = tuple(_rank_without_steps(rank, periodic.affected_steps) for rank in measurement.ranks)
@@ -117,75 +116,73 @@ def without_affected_steps(measurement: Measurement, periodic: PeriodicWork | No
 
 
 def _periodic_work_of_processes(members: Mapping[Trial, Measurement]) -> dict[Trial, PeriodicWork]:
-    """Of rungs that the same processes ran.
+    """Find the periodic work of trials that ran in the same processes.
 
-    Several ranks may come late for one thing, or wait for the one that does: that is told once, as
-    it is on the rank that is delayed most.
+    Several ranks may be late for one event, or wait for the late rank: it counts once, as on the
+    rank that is delayed most.
     """
     ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
     last = min(len(same[0].host_gaps_ms) for same in ranks)
     step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
     steps = range(ranks[0][0].warmup_steps, last)
-    pauses = [_long_gaps(same, steps) for same in ranks]
-    excess = [_excess(same, own) for same, own in zip(ranks, pauses, strict=True)]
-    # One that waits for a rank which is between two passes is late in a step, and that rank is not.
+    gaps = [_long_gaps(same, steps) for same in ranks]
+    excess = [_excess(same, own) for same, own in zip(ranks, gaps, strict=True)]
+    # A rank that waits for another in its epoch gap is late in a step, the other is not.
     most = {step: max(one.get(step, 0.0) for one in excess) for step in excess[0]}
-    triples = zip(ranks, pauses, excess, strict=True)
     found = [
-        one
-        for same, own, more in triples
-        for one in _events_of_rank(own, more, most, ObservedSteps(steps, same[0].epoch_starts))
+        event
+        for same, own, more in zip(ranks, gaps, excess, strict=True)
+        for event in _events_of_rank(own, more, most, ObservedSteps(steps, same[0].epoch_starts))
     ]
-    kinds: list[PeriodicEvent] = []
+    events: list[PeriodicEvent] = []
     taken: list[set[int]] = []
-    for kind, late in sorted(found, key=lambda one: -one[0].rate * one[0].cost_ms):
-        told = any(2 * len(late & other) > len(late) for other in taken)
-        if not told and kind.rate * kind.cost_ms > MIN_COST_FRACTION * step_ms:
-            kinds.append(kind)
+    for event, late in sorted(found, key=lambda one: -one[0].rate * one[0].cost_ms):
+        known = any(2 * len(late & other) > len(late) for other in taken)
+        if not known and event.rate * event.cost_ms > MIN_COST_FRACTION * step_ms:
+            events.append(event)
             taken.append(late)
-    return dict.fromkeys(members, PeriodicWork(len(steps), frozenset().union(*taken), tuple(kinds)))
+    work = PeriodicWork(len(steps), frozenset().union(*taken), tuple(events))
+    return dict.fromkeys(members, work)
 
 
 def _events_of_rank(
     gaps: MsByStep, excess: MsByStep, most: MsByStep, observed: ObservedSteps
 ) -> Iterator[tuple[PeriodicEvent, set[int]]]:
-    """Every kind of one rank's pauses, the longest first, and the steps that come after it.
+    """Yield every kind of long gap of a rank, the longest first, and the steps after it.
 
-    What comes every 10 steps comes after every 50 too, within what comes then: so kinds are
-    counted together with the longer ones, which are then taken away. Those at no distance may be of
-    the next kind: a pause lasts until the devices are done, and how far they are behind depends on
-    the turn.
+    Work of every 10 steps also happens after every 50, within the work of every 50. Kinds are
+    therefore counted together with the longer ones, whose rate is then subtracted. Gaps without a
+    period may belong to the next kind: a gap lasts until the devices are done, and how far they
+    are behind depends on the slot.
     """
-    counted, passed, before = set[int](), set[int](), 0.0
-    for seen in _similar_gaps(gaps):
-        choices = (counted | seen, counted | seen | passed)
-        found = [(find_period(sorted(one), observed), one) for one in choices]
-        slots, together = next((pair for pair in found if pair[0]), (None, counted))
+    counted, skipped, rate_before = set[int](), set[int](), 0.0
+    for similar in _similar_gaps(gaps):
+        choices = (counted | similar, counted | similar | skipped)
+        found = [(find_period(sorted(steps), observed), steps) for steps in choices]
+        period, together = next((pair for pair in found if pair[0]), (None, counted))
         costs = [excess[step] for step in together - counted if step in excess]
-        if slots is None or not costs:
-            passed |= seen
+        if period is None or not costs:
+            skipped |= similar
             continue
         counted = together
         cost_ms = median(costs)
-        late, rate = slots.late_steps(sorted(together), most, cost_ms / 2)
-        if rate > before:
-            yield PeriodicEvent(cost_ms, rate - before), late
-            before = rate
+        late, rate = period.late_steps(sorted(together), most, cost_ms / 2)
+        if rate > rate_before:
+            yield PeriodicEvent(cost_ms, rate - rate_before), late
+            rate_before = rate
 
 
 def _long_gaps(same: Sequence[RankSamples], steps: range) -> MsByStep:
-    """By how much the pauses before these steps are longer than is usual in their turn.
-
-    A turn whose host waits for its devices pauses for most of every step, another one never.
-    """
+    # By how much gaps exceed the usual gap of their slot. A slot whose host waits for its devices
+    # has a gap in most of every step, another slot has none.
     found: MsByStep = {}
     for one, own in zip(same, _steps_by_variant(same, steps), strict=True):
-        pauses = {step: one.host_gaps_ms[step] for step in own}
-        if pauses and one.step_ms:
-            every = [*pauses.values()]
+        gaps = {step: one.host_gaps_ms[step] for step in own}
+        if gaps and one.step_ms:
+            every = [*gaps.values()]
             usual = median(every)
             least = max(MIN_GAP_FRACTION * median(one.step_ms), DEVIATIONS * mad_deviation(every))
-            found |= {step: ms - usual for step, ms in pauses.items() if ms - usual > least}
+            found |= {step: ms - usual for step, ms in gaps.items() if ms - usual > least}
     return found
 
 
@@ -251,57 +248,43 @@ def _rank_without_steps(rank: RankSamples, affected_steps: frozenset[int]) -> Ra
     return dataclasses.replace(rank, windows=tuple(windows), step_ms=tuple(kept_ms))
 
 
-# Steps at one distance from each other, as of what a script does after every so many.
-#
-# Who counts may do so through the whole training, or anew in every pass over the data. Pure
-# functions.
-
-MIN_EVENTS = 2
-"""Pauses of a kind; what was there once may have been anything."""
-REGULAR_FRACTION = 0.75
-"""Of all distances from one pause to the next, multiples of one; else they are chance."""
-OBSERVED_FRACTION = 0.5
-"""Of the pauses that there would be at one distance, at least."""
-UNCOUNTED_STEPS = 2
-"""Backwards before nobody waits for an optimizer any more: the script has counted them."""
-AMBIGUOUS_PERIODS = {1, 2}
-"""Of what comes after every second step nobody can say which of the two is usual."""
+# Steps with a period. A script counts them through the whole training, or anew in every epoch.
 
 
 @dataclass(frozen=True)
 class ObservedSteps:
-    """The steps that are looked at, and which of all steps passes over the data began with."""
+    """The observed steps, and the first steps of epochs among all steps."""
 
     steps: range
     epoch_starts: tuple[int, ...] = ()
 
     def step_in_epoch(self, step: int) -> int:
-        """How many steps its pass had before it."""
-        pass_ = bisect_right(self.epoch_starts, step)
-        return step - (self.epoch_starts[pass_ - 1] if pass_ else 0)
+        """Return the steps of the same epoch before ``step``."""
+        epoch = bisect_right(self.epoch_starts, step)
+        return step - (self.epoch_starts[epoch - 1] if epoch else 0)
 
 
 class PeriodicSteps(Protocol):
-    """Steps that something may come before."""
+    """The steps that periodic work may precede."""
 
     def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
-        """All steps after the pauses before ``ordered`` ones, those too that are so late where none
-        was seen; how many of all are.
+        """Return the late steps and their rate, given the ``ordered`` steps after long gaps.
 
-        Of what may lie in between and was not timed, as large a part is late as of what was.
+        A step of the period that exceeds the usual step by ``least_ms`` is late too. Among steps
+        that were not timed, the same fraction is late as among the timed ones.
         """
 
 
 def find_period(ordered: Sequence[int], observed: ObservedSteps) -> PeriodicSteps | None:
-    """Those that most of these steps are; None where they came by chance."""
+    """Return the period of most of these steps; None if they look random."""
     return _constant_period(ordered, observed.steps) or _period_per_epoch(ordered, observed)
 
 
 @dataclass(frozen=True)
 class ConstantPeriod:
-    """At a distance from the one before, and from the next."""
+    """Steps at a constant distance."""
 
     steps: range
     period: int
@@ -309,19 +292,19 @@ class ConstantPeriod:
     def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
-        """Where distances are multiples; passes over the data may count anew."""
-        one = self.period
-        pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % one == 0]
-        inside = [at for step, after in pairs for at in range(step + one, after, one)]
-        before = range(ordered[0] - one, self.steps.start - 1, -one)
-        outside = [*before, *range(ordered[-1] + one, self.steps.stop, one)]
-        every, unseen = _late_steps(ordered, inside, outside, excess, least_ms)
-        return every, (len(every) + unseen - 1) / (max(every) - min(every))
+        # Other distances are of epochs, in which the script counts anew.
+        period = self.period
+        pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % period == 0]
+        inside = [at for step, after in pairs for at in range(step + period, after, period)]
+        before = range(ordered[0] - period, self.steps.start - 1, -period)
+        outside = [*before, *range(ordered[-1] + period, self.steps.stop, period)]
+        late, unseen = _late_steps(ordered, inside, outside, excess, least_ms)
+        return late, (len(late) + unseen - 1) / (max(late) - min(late))
 
 
 @dataclass(frozen=True)
 class PeriodPerEpoch:
-    """At the same places of every pass."""
+    """Steps at a constant distance within every epoch."""
 
     steps: range
     event_steps: tuple[int, ...]
@@ -329,10 +312,9 @@ class PeriodPerEpoch:
     def late_steps(
         self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
     ) -> tuple[set[int], float]:
-        """Of all that there are."""
         inside = sorted({*self.event_steps} - {*ordered})
-        every, unseen = _late_steps(ordered, inside, (), excess, least_ms)
-        return every, (len(every) + unseen) / len(self.steps)
+        late, unseen = _late_steps(ordered, inside, (), excess, least_ms)
+        return late, (len(late) + unseen) / len(self.steps)
 
 
 def _late_steps(
@@ -349,43 +331,35 @@ def _late_steps(
 
 
 def _constant_period(ordered: Sequence[int], steps: range) -> ConstantPeriod | None:
-    """At the distance at which most of these come, or at multiples of it: a host that does not wait
-    for its devices has no pause.
+    """Return the distance of most steps, or its divisor: a host that never waits has no gap.
 
-    Two have a distance anyway: theirs counts from the script's first step, or from 0, also where
-    its first ones were no steps yet.
+    Two steps always have a distance: it must count from the first step of the script, or from 0
+    if the first backward passes were not observed as steps.
     """
     distances = [after - step for step, after in pairwise(ordered)]
-    for one in sorted({*distances} - AMBIGUOUS_PERIODS, reverse=True):
-        even = sum(distance % one == 0 for distance in distances) >= REGULAR_FRACTION * len(
-            distances
-        )
-        enough = len(ordered) >= OBSERVED_FRACTION * (len(steps) // one)
-        if even and enough and (len(ordered) > MIN_EVENTS or _counts_from_start(ordered[0], one)):
-            return ConstantPeriod(steps, one)
+    for period in sorted({*distances} - AMBIGUOUS_PERIODS, reverse=True):
+        multiples = sum(distance % period == 0 for distance in distances)
+        regular = multiples >= REGULAR_FRACTION * len(distances)
+        enough = len(ordered) >= OBSERVED_FRACTION * (len(steps) // period)
+        from_start = (ordered[0] + UNCOUNTED_STEPS) % period <= UNCOUNTED_STEPS + 1
+        if regular and enough and (len(ordered) > MIN_EVENTS or from_start):
+            return ConstantPeriod(steps, period)
     return None
 
 
-def _counts_from_start(first: int, period: int) -> bool:
-    return (first + UNCOUNTED_STEPS) % period <= UNCOUNTED_STEPS + 1
-
-
 def _period_per_epoch(ordered: Sequence[int], observed: ObservedSteps) -> PeriodPerEpoch | None:
-    places = [
-        (observed.step_in_epoch(step), observed.step_in_epoch(after))
-        for step, after in pairwise(ordered)
-    ]
-    distances = {after - step for step, after in places if after > step}
     if not observed.epoch_starts or len(ordered) <= MIN_EVENTS:
         return None
-    for one in sorted(distances - AMBIGUOUS_PERIODS, reverse=True):
-        rests = Counter(observed.step_in_epoch(step) % one for step in ordered)
-        ((rest, count),) = rests.most_common(1)
+    places = [observed.step_in_epoch(step) for step in ordered]
+    distances = {after - place for place, after in pairwise(places) if after > place}
+    for period in sorted(distances - AMBIGUOUS_PERIODS, reverse=True):
+        ((remainder, count),) = Counter(place % period for place in places).most_common(1)
         every = tuple(
-            s for s in observed.steps if (at := observed.step_in_epoch(s)) and at % one == rest
+            step
+            for step in observed.steps
+            if (place := observed.step_in_epoch(step)) and place % period == remainder
         )
-        if count >= REGULAR_FRACTION * len(ordered) and len(ordered) >= OBSERVED_FRACTION * len(
-            every
-        ):
+        regular = count >= REGULAR_FRACTION * len(ordered)
+        if regular and len(ordered) >= OBSERVED_FRACTION * len(every):
             return PeriodPerEpoch(observed.steps, every)
     return None

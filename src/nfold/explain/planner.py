@@ -1,4 +1,4 @@
-"""Which rungs are asked for: by the causes that a plan can have, and by what was found so far."""
+"""Choose the trials of an experiment: which, in what order, and how many steps each has."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.result.budget import Finding
 from nfold.explain.trials import TrialResults
 
-MIN_INTERVAL_FRACTION = 0.01
-"""Of a step: once every interval is as narrow, nothing is repeated."""
+# Fractions of a step.
+MIN_INTERVAL_FRACTION = 0.01  # nothing is repeated once every interval is narrower
+SLOWER_FIX_FRACTION = 0.2  # a fix that is slower than another by more is not measured again
+SUSPECTED_LOSS_FRACTION = 0.1  # a larger loss has its fixes measured, however wide its interval
 PLANNING_RESAMPLES = 100
-"""Resamples while the experiment goes on: its choices need no more."""
-SLOWER_FIX_FRACTION = 0.2
-"""Of a step: a fix with which one takes so much longer than with another is not measured again."""
-SUSPECTED_LOSS_FRACTION = 0.1
-"""Of a step: what seems to cost as much is worth its fixes, however wide its interval."""
+
+# Fraction of the time budget.
+EPOCH_BUDGET_FRACTION = 0.1  # for trials over whole epochs
+
+EpochSteps = Callable[[Plan], int | None]  # steps per epoch, None if unknown
+CRASHED_PREFIX = "crashed: "
 
 
 def required(design: ExperimentDesign) -> Iterator[Trial]:
-    """The rungs of every cause that the plan can have, of those first that have been seen.
+    """Yield the trials of every cause that applies, those observed in the probe run first.
 
-    Ends of epochs are asked for apart.
+    ``epoch_boundary_trials`` returns the trials over epoch boundaries.
     """
     yield from observed_in_probe(design)
     for cause in applicable_causes(design):
@@ -41,7 +44,7 @@ def required(design: ExperimentDesign) -> Iterator[Trial]:
 
 
 def observed_in_probe(design: ExperimentDesign) -> Iterator[Trial]:
-    """The rungs of causes that have been seen to happen."""
+    """Yield the trials of causes that the probe run observed."""
     for cause in applicable_causes(design):
         if cause.observed_in_probe(design):
             yield from _trials_of_cause(design, cause)
@@ -50,126 +53,118 @@ def observed_in_probe(design: ExperimentDesign) -> Iterator[Trial]:
 def _trials_of_cause(design: ExperimentDesign, cause: Cause) -> Iterator[Trial]:
     if cause.skipped_reason(design) is None:
         own = (*cause.multi_device_trials(design), *cause.refining_trials(design))
-        for rung in (*own, *cause.one_device_evidence(design)):
-            if rung.plan.steps is not None and rung.variant.batches_per_epoch is None:
-                yield rung
+        for trial in (*own, *cause.one_device_evidence(design)):
+            if trial.plan.steps is not None and trial.variant.batches_per_epoch is None:
+                yield trial
 
 
 def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
-    """Of one device: the fixes of what takes more than half of a step.
+    """Return the fixes of causes that take more than half a step of one device.
 
-    What is left to ask about can take less. N devices have the rest of their ladder first.
+    Every other cause takes less. Empty on several devices, where all other trials come first.
     """
     if design.devices > 1:
         return []
     account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
     half_ms = account.achieved_ms(account.fit.view) / 2
-    rows = [
-        row
-        for row in FindingBuilder(account).one_device_findings()
-        if row.significant and row.total_ms.value > half_ms
-    ]
     return [
-        rung for row in rows for flag, rung in CAUSES_BY_ID[row.cause].fixes(design).items() if flag
+        trial
+        for finding in FindingBuilder(account).one_device_findings()
+        if finding.significant and finding.total_ms.value > half_ms
+        for flag, trial in CAUSES_BY_ID[finding.cause].fixes(design).items()
+        if flag
     ]
 
 
 def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
-    """What the rows so far ask for: fixes first, causes taken away together, other batches.
+    """Return the trials that the findings so far call for.
 
-    Fixes of what costs most come first: time may be over soon.
+    Fixes of the largest losses come first, then pairs of causes removed together, then trials
+    with the real input, then other batch sizes.
     """
     account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    made = FindingBuilder(account)
-    rows = [*made.multi_device_findings(), *made.one_device_findings()]
-    named = [row for row in rows if row.significant]
-    step_ms = account.achieved_ms(account.fit.view)
-    asking = [*named, *_suspected_findings(design, rows, named, step_ms)]
+    builder, view = FindingBuilder(account), account.fit.view
+    findings = [*builder.multi_device_findings(), *builder.one_device_findings()]
+    significant = [finding for finding in findings if finding.significant]
+    step_ms = account.achieved_ms(view)
+    pursued = [*significant, *_suspected_findings(design, findings, significant, step_ms)]
+    pursued.sort(key=lambda finding: -finding.total_ms.value)
     found: list[Trial] = []
-    asking.sort(key=lambda row: -row.total_ms.value)
-    for cause in dict.fromkeys(row.cause for row in asking):
-        found += _promising_fixes(
-            CAUSES_BY_ID[cause].fixes(design), account.fit.view, SLOWER_FIX_FRACTION * step_ms
-        )
-    found += [rung for pair in cause_pairs(design, named) for rung in pair.trials]
-    if design.devices > 1 and any(row.cause in ("input", "storage") for row in asking):
+    for cause in dict.fromkeys(finding.cause for finding in pursued):
+        fixes = CAUSES_BY_ID[cause].fixes(design)
+        found += _promising_fixes(fixes, view, SLOWER_FIX_FRACTION * step_ms)
+    found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
+    if design.devices > 1 and any(finding.cause in ("input", "storage") for finding in pursued):
         found += real_input_trials(design)
-    if (
-        account.speedup(account.fit.view) < 1
-        and not design.single_device_script
-        and design.can_change_batch
-    ):
+    slower = account.speedup(view) < 1
+    if slower and not design.single_device_script and design.can_change_batch:
         found += attribution.break_even_trials(design)
     return list(dict.fromkeys(found))
 
 
-def _promising_fixes(fixes: Mapping[str, Trial], view: MetricView, worse_ms: float) -> list[Trial]:
-    known = [view.step(rung) for flag, rung in fixes.items() if flag and view.has(rung)]
-    most = min(known, default=0.0) + worse_ms
+def _promising_fixes(
+    fixes: Mapping[str, Trial], view: MetricView, tolerance_ms: float
+) -> list[Trial]:
+    def measured(flag: str, trial: Trial) -> bool:
+        return bool(flag) and view.has(trial)
+
+    steps_ms = [view.step(trial) for flag, trial in fixes.items() if measured(flag, trial)]
+    limit_ms = min(steps_ms, default=0.0) + tolerance_ms
     return [
-        rung
-        for flag, rung in fixes.items()
-        if not (flag and view.has(rung)) or view.step(rung) < most
+        trial
+        for flag, trial in fixes.items()
+        if not measured(flag, trial) or view.step(trial) < limit_ms
     ]
 
 
 def _suspected_findings(
-    design: ExperimentDesign, rows: list[Finding], significant: list[Finding], step_ms: float
+    design: ExperimentDesign, findings: list[Finding], significant: list[Finding], step_ms: float
 ) -> list[Finding]:
-    """Where nothing is named: the row that seems to cost most of those that cost much.
-
-    Where nothing that is named has fixes to measure, the one of them that has: a fix says more
-    than the same rung again, either it helps or it does not.
-    """
-    much = [row for row in rows if row.lost_ms.value > SUSPECTED_LOSS_FRACTION * step_ms]
-    much.sort(key=lambda row: -row.lost_ms.value)
-    found = [] if significant else much[:1]
-    if not any(CAUSES_BY_ID[row.cause].fixes(design) for row in significant):
-        found += [row for row in much if CAUSES_BY_ID[row.cause].fixes(design)][:1]
+    # Measuring a fix is worth more than a repeat of the same trial: it helps or it does not.
+    large = [one for one in findings if one.lost_ms.value > SUSPECTED_LOSS_FRACTION * step_ms]
+    large.sort(key=lambda finding: -finding.lost_ms.value)
+    found = [] if significant else large[:1]
+    if not any(CAUSES_BY_ID[finding.cause].fixes(design) for finding in significant):
+        found += [one for one in large if CAUSES_BY_ID[one.cause].fixes(design)][:1]
     return found
 
 
 def widest_interval(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
-    """What makes the widest row narrower; empty where all are narrow."""
+    """Return the trials that narrow the widest interval; empty if all are narrow."""
     account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    made = FindingBuilder(account)
-    rows = made.multi_device_findings() if design.devices > 1 else made.one_device_findings()
-    widest = max(rows, key=_interval_width, default=None)
-    if widest is None or _interval_width(widest) < MIN_INTERVAL_FRACTION * account.achieved_ms(
-        account.fit.view
-    ):
+    builder = FindingBuilder(account)
+    findings = (
+        builder.multi_device_findings() if design.devices > 1 else builder.one_device_findings()
+    )
+    widest = max(findings, key=_interval_width, default=None)
+    least_ms = MIN_INTERVAL_FRACTION * account.achieved_ms(account.fit.view)
+    if widest is None or _interval_width(widest) < least_ms:
         return []
     cause = CAUSES_BY_ID[widest.cause]
-    told = (rung for rung in cause.refining_trials(design) if results.count_rounds(rung))
+    refining = (trial for trial in cause.refining_trials(design) if results.count_rounds(trial))
     own = cause.multi_device_trials(design) or cause.one_device_evidence(design)
-    return [design.actual(), design.baseline, *own, *told]
+    return [design.actual(), design.baseline, *own, *refining]
 
 
-def _interval_width(row: Finding) -> float:
-    assert row.lost_ms.low is not None
-    assert row.lost_ms.high is not None
-    return row.lost_ms.high - row.lost_ms.low
-
-
-EPOCH_BUDGET_FRACTION = 0.1
-"""The part of the time budget that whole epochs may take."""
-EpochSteps = Callable[[Plan], int | None]
-"""Of an epoch under a plan, None where nobody knows."""
+def _interval_width(finding: Finding) -> float:
+    assert finding.lost_ms.low is not None
+    assert finding.lost_ms.high is not None
+    return finding.lost_ms.high - finding.lost_ms.low
 
 
 def epoch_boundary_trials(
     design: ExperimentDesign, results: TrialResults, epoch_steps: EpochSteps, budget_s: float
 ) -> list[Trial]:
-    """Runs in which epochs end, for those ends of the ladder that have had none.
+    """Return the trials over epoch boundaries that are still missing.
 
-    Of passes that are cut short, where they can be; else whole epochs, if they are known to be
-    short; if not, ``measured`` has the reason.
+    They have short epochs where a script allows it, else whole epochs if these take little of the
+    time budget. Otherwise ``results.reasons`` gets the reason.
     """
     cause = EpochBoundaryCause()
     if cause.skipped_reason(design) or cause.endless_reason(design):
         return []
     view = results.fit(PLANNING_RESAMPLES).view
-    missing = [rung for rung in dict.fromkeys(cause.trials(design)) if not view.has_epoch_gap(rung)]
+    missing = [one for one in dict.fromkeys(cause.trials(design)) if not view.has_epoch_gap(one)]
     if cause.short_epoch_trials(design):
         return list(map(over_short_epochs, missing))
     reason = _too_long_reason(design, missing, view, epoch_steps, budget_s)
@@ -186,29 +181,26 @@ def _too_long_reason(
     epoch_steps: EpochSteps,
     budget_s: float,
 ) -> str | None:
-    taken_s = 0.0
-    for rung in trials:
-        plan = over_whole_epochs(rung).plan
+    needed_s = 0.0
+    for trial in trials:
+        plan = over_whole_epochs(trial).plan
         steps = design.epoch_steps(plan) or epoch_steps(plan)
         if steps is None:
-            return "how long an epoch is is not known"
+            return "the length of an epoch is unknown"
         if (plan.warmup_steps or 0) > ((plan.epochs or 1) - 1) * steps:
-            return f"epochs of {steps} steps are over in the warm-up"
-        taken_s += (plan.epochs or 1) * steps * view.step(rung) / 1e3
-    if taken_s > EPOCH_BUDGET_FRACTION * budget_s:
-        counted = EpochBoundaryCause().length_is_fixed(design)
-        ahead = ", and what trains counts their batches ahead" * counted
-        return f"whole epochs take {taken_s:.0f} s{ahead}; next: --budget {10 * taken_s:.0f}s"
+            return f"epochs of {steps} steps end within the warm-up"
+        needed_s += (plan.epochs or 1) * steps * view.step(trial) / 1e3
+    if needed_s > EPOCH_BUDGET_FRACTION * budget_s:
+        fixed = ", and the trainer reads their length ahead, so that none can be shortened"
+        fixed *= EpochBoundaryCause().length_is_fixed(design)
+        return f"whole epochs take {needed_s:.0f} s{fixed}; next: --budget {10 * needed_s:.0f}s"
     return None
 
 
-CRASHED_PREFIX = "crashed: "
-
-
 def batch_size_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
-    """The run that tells whether a script can have smaller batches, where that is not known.
+    """Return the trial that shows whether a script accepts smaller batches, if that is unknown.
 
-    One device alone: copies may fail for other reasons.
+    It uses one device, because replicas may fail for other reasons.
     """
     if (
         design.profile is None
@@ -223,31 +215,34 @@ def batch_size_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
 def with_original_batch(
     design: ExperimentDesign, results: TrialResults, interleaved_failures: Mapping[Trial, str]
 ) -> ExperimentDesign | None:
-    """The ladder on which each device has a batch of the script's own; None where it is not needed.
+    """Return the design with weak scaling if the script fails with smaller batches, else None.
 
-    Many scripts write the size of a batch down once more where they reshape one, or make a state.
-    The work of one process is divided by smaller batches, unless a person has asked for that.
-    ``together`` is why others failed that were the first to have a turn in a run.
+    Many scripts repeat the batch size where they reshape a tensor or create a state. Applies only
+    if the user did not choose the scaling. ``interleaved_failures`` are the reasons of trials that
+    failed first in their process tree.
     """
     if not batch_size_trials(design) or any(
-        _has_smaller_batch(design, rung) for rung in results.runs
+        _has_smaller_batch(design, trial) for trial in results.runs
     ):
         return None
     assert design.profile is not None
-    reasons = {**interleaved_failures, **results.reasons}.items()
-    failed = (
-        one for rung, one in reasons if rung.plan.devices == 1 and _has_smaller_batch(design, rung)
+    error = next(
+        (
+            reason.removeprefix(CRASHED_PREFIX)
+            for trial, reason in {**interleaved_failures, **results.reasons}.items()
+            if trial.plan.devices == 1
+            and _has_smaller_batch(design, trial)
+            and reason.startswith(CRASHED_PREFIX)
+        ),
+        None,
     )
-    why = next(
-        (one.removeprefix(CRASHED_PREFIX) for one in failed if one.startswith(CRASHED_PREFIX)), None
-    )
-    if why is None:
+    if error is None:
         return None
     return dataclasses.replace(
         design,
         plan=design.plan.edit(batch=(design.plan.batch or 1) * design.devices),
         scaling="weak",
-        profile=dataclasses.replace(design.profile, fixed_batch_error=why),
+        profile=dataclasses.replace(design.profile, fixed_batch_error=error),
         trial_cache={},
     )
 
@@ -257,92 +252,78 @@ def _has_smaller_batch(design: ExperimentDesign, trial: Trial) -> bool:
     return (trial.plan.batch or 0) // processes < (design.plan.batch or 1)
 
 
-# How long runs are, by how long their steps take. Pure functions.
-#
-# The same for every time budget, so that with a larger one the earlier runs are found.
+# The number of steps of a trial, from the step time. It is the same for every time budget, so that
+# an explanation with a larger budget finds the trials of an earlier one.
 
 MIN_STEPS, MAX_STEPS = 20, 2000
-TIMED_S = 2.0
-"""What a run is to time of a rung: about as long as it takes to start one."""
+TIMED_S = 2.0  # about as long as a trial takes to start
+# On a CPU, every other process of the host is part of a step. In a script with shorter epochs an
+# interleaved trial lasts at least TIMED_S, because an epoch begins with a wait for its first batch.
 TIMED_INTERLEAVED_S = {"cuda": 1.0, "cpu": 3.0}
-"""Where rungs that are compared share a run. On a CPU everything else on the host is in a step.
-
-Of a script whose passes over its data are shorter than that, at least TIMED_S: a pass begins with
-a wait for its first batch, and of two passes one may take a quarter longer.
-"""
-TIMED_OPERATION_S = 0.5
-"""Of each of an operation's parts, some ten in a run."""
-MAX_WARMUP_S = 5.0
-"""The longest warm-up, and the longest time that queues of loaders get to settle in a turn."""
+TIMED_OPERATION_S = 0.5  # per part of an operation, which has about ten
+MAX_WARMUP_S = 5.0  # also of the steps in which loader queues settle in a slot
+# A script with several optimizers shows only after more steps which of them steps least often.
 MIN_WARMUP_STEPS, MIN_WARMUP_SEVERAL_OPTIMIZERS = 3, 7
-"""Steps of a script's that are long; several optimizers show which steps least often."""
 ROUND_FACTORS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-"""Of round numbers: a run is at most half as long again as it should be."""
 
 
 def with_run_length(
     design: ExperimentDesign, step_s: float, *, interleaved: bool
 ) -> ExperimentDesign:
-    """Its plan with as many steps as are to be timed and let pass, in round numbers."""
+    """Return the design with round numbers of timed steps and warm-up steps."""
     step_s = max(1e-6, step_s)
     timed_s = _timed_s(design, step_s) if interleaved else TIMED_S
     timed_s = TIMED_OPERATION_S if design.is_operation else timed_s
     least = min(MIN_STEPS, max(MIN_TIMED_STEPS, round_up(MIN_STEPS * LONG_STEP_S / step_s)))
-    timed = design.plan.edit(
+    plan = design.plan.edit(
         steps=min(MAX_STEPS, max(least, round_up(timed_s / step_s))),
         epochs=None,
         warmup_steps=_warmup_steps(design, round_up(MAX_WARMUP_S / step_s)),
     )
-    return dataclasses.replace(design, plan=timed, trial_cache={})
+    return dataclasses.replace(design, plan=plan, trial_cache={})
 
 
 def _timed_s(design: ExperimentDesign, step_s: float) -> float:
     timed_s = TIMED_INTERLEAVED_S[str(design.plan.device)]
-    batches = (
-        pytorch.training_loader(design.profile).batches_per_epoch
-        if design.profile is not None
-        else None
-    )
+    if design.profile is None:
+        return timed_s
+    batches = pytorch.training_loader(design.profile).batches_per_epoch
     if batches is None or batches / design.plan.accumulate * step_s > timed_s:
         return timed_s
     return max(timed_s, TIMED_S)
 
 
-def _warmup_steps(design: ExperimentDesign, in_time: int) -> int:
-    planned = design.plan.warmup_steps or WARMUP_STEPS
-    least = WARMUP_STEPS
+def _warmup_steps(design: ExperimentDesign, affordable: int) -> int:
+    planned, least = design.plan.warmup_steps or WARMUP_STEPS, WARMUP_STEPS
     if design.profile is not None:
-        fewest = (
-            MIN_WARMUP_STEPS
-            if len(design.profile.optimizers) < 2
-            else MIN_WARMUP_SEVERAL_OPTIMIZERS
-        )
+        several = len(design.profile.optimizers) > 1
+        fewest = MIN_WARMUP_SEVERAL_OPTIMIZERS if several else MIN_WARMUP_STEPS
         queued = max(0, planned - WARMUP_STEPS)
-        least = min(least, max(fewest, in_time) + queued)
-    return min(planned, max(least, in_time))
+        least = min(least, max(fewest, affordable) + queued)
+    return min(planned, max(least, affordable))
 
 
 def interleaved_seconds(design: ExperimentDesign, trials: Sequence[Trial], step_s: float) -> float:
-    """Seconds of the steps of these, which take turns, where a step of the real run takes so long.
+    """Estimate the seconds that the interleaved trials take; ``step_s`` is the actual step.
 
-    One whose batches are given again does not wait for them, as far as a first look saw that.
+    Replayed batches save the wait for input that the probe run observed.
     """
-    given_s = step_s
+    replayed_s = step_s
     if design.profile is not None:
-        given_s = max(
-            step_s - design.profile.input_wait_ms / 1e3, (device_busy_ms(design) or 0.0) / 1e3
-        )
-    turns, seconds, each_s = [rung.variant for rung in trials], 0.0, step_s
-    for part in reversed(schedule_slots(turns, trials[0].plan)):
-        # Steps in which a change takes effect are like those after them.
-        if part.variant_index is not None:
-            each_s = step_s if turns[part.variant_index].input == "real" else given_s
-        seconds += part.steps * each_s
+        busy_s = (device_busy_ms(design) or 0.0) / 1e3
+        replayed_s = max(step_s - design.profile.input_wait_ms / 1e3, busy_s)
+    variants, seconds, slot_step_s = [trial.variant for trial in trials], 0.0, step_s
+    for slot in reversed(schedule_slots(variants, trials[0].plan)):
+        # Steps in which a change takes effect are like those after it.
+        if slot.variant_index is not None:
+            real = variants[slot.variant_index].input == "real"
+            slot_step_s = step_s if real else replayed_s
+        seconds += slot.steps * slot_step_s
     return seconds
 
 
 def round_up(steps: float) -> int:
-    """The next of 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, ... from ``steps`` on."""
+    """Return the next of 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, ... from ``steps`` on."""
     size = 1
     while True:
         for factor in ROUND_FACTORS:

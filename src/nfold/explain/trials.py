@@ -1,4 +1,4 @@
-"""What has been measured so far: every rung with its runs, and why others have none."""
+"""The measurements of an experiment by trial and round, and who runs a trial."""
 
 from __future__ import annotations
 
@@ -45,25 +45,22 @@ from nfold.launch.verdict import HANG_TIMEOUT_HINT
 from nfold.launch.workload_run import split_by_variant
 
 LARGER_BUDGET_HINT = "; next: a larger --budget"
+# Longest over shortest cycle: 1.01 to 1.10 on steady hosts, 1.22 and 1.75 on two whose process
+# trees differed by a fifth and more.
 UNSTEADY_RATIO = 1.15
-"""The longest turn over the shortest. On steady hosts it is 1.01 to 1.10, on two where process
-trees of one kind differed by a fifth and more 1.22 and 1.75.
-"""
+# Last over first cycle, or its inverse, of a step that grows or shrinks in every cycle. Of four
+# cycles, one series in twelve is in order by chance, but hardly by as much.
 CHANGING_RATIO = 1.3
-"""The last turn over the first, or the first over the last, of steps that grow or shrink in each:
-of four turns one in twelve does so by chance, hardly by as much.
-"""
-
 
 UnstableKind = Literal["unsteady", "changing_batches"]
-"""Kinds of doubts."""
 
 
 @dataclass
 class TrialResults:
-    """Runs by rung and round; ``reasons`` of rungs that cannot be run, or could not.
+    """Measurements by trial and round.
 
-    ``stalled_s`` are seconds without a step after one, in runs that were ended then.
+    ``reasons`` holds why a trial has no measurement. ``stalled_s`` are the seconds without a step
+    after which a run was ended as hung.
     """
 
     runs: dict[Trial, dict[int, Measurement]] = field(default_factory=dict)
@@ -71,9 +68,7 @@ class TrialResults:
     stalled_s: dict[Trial, float] = field(default_factory=dict)
 
     def add(self, trial: Trial, number: int, measurement: Measurement) -> None:
-        """Keep a run, passes as long for all; one that failed is the reason why its rung is not
-        asked again.
-        """
+        """Add the measurement of round ``number``; if it failed, the trial is not run again."""
         if measurement.status == "ok":
             self.runs.setdefault(trial, {})[number] = equalize_epoch_gaps(measurement)
             return
@@ -83,174 +78,165 @@ class TrialResults:
             self.stalled_s[trial] = cause.stalled_s
 
     def count_rounds(self, trial: Trial) -> int:
-        """How often a rung was run."""
         return len(self.runs.get(trial, {}))
 
     def was_tried(self, trial: Trial) -> bool:
-        """Whether it has a run, or a reason why not."""
+        """Whether the trial has a measurement or a reason."""
         return trial in self.runs or trial in self.reasons
 
     def is_done(self, trial: Trial, number: int) -> bool:
-        """Whether it has a run in this round, or a reason why it has none in any."""
+        """Whether the trial has a measurement in this round, or a reason."""
         return trial in self.reasons or number in self.runs.get(trial, {})
 
     def has(self, trials: Iterable[Trial]) -> bool:
-        """Whether every one of these was run."""
-        return all(rung in self.runs for rung in trials)
+        """Whether all trials have a measurement."""
+        return all(trial in self.runs for trial in trials)
 
     def missing_reason(self, trials: Iterable[Trial]) -> str | None:
-        """Why the first of these that has no run has none; None where all have."""
-        for rung in trials:
-            if rung not in self.runs:
-                return self.reasons.get(rung, NOT_ENOUGH_TIME)
-        return None
+        """Return why the first trial without a measurement has none; None if all have one."""
+        missing = next((trial for trial in trials if trial not in self.runs), None)
+        return None if missing is None else self.reasons.get(missing, NOT_ENOUGH_TIME)
 
     def ids(self, trials: Iterable[Trial]) -> tuple[str, ...]:
-        """The runs of these rungs."""
-        found = [m.id for rung in trials for m in self.runs.get(rung, {}).values()]
+        """Return the ids of the measurements of these trials."""
+        found = [m.id for trial in trials for m in self.runs.get(trial, {}).values()]
         return tuple(dict.fromkeys(found))
 
     def caveats(self) -> tuple[Caveat, ...]:
-        """The first doubt of every kind."""
-        found = [doubt for m in self.measurements() for doubt in m.warnings]
-        return tuple({doubt.kind: doubt for doubt in reversed(found)}.values())
+        """Return the first caveat of every kind."""
+        found = [caveat for m in self.measurements() for caveat in m.warnings]
+        return tuple({caveat.kind: caveat for caveat in reversed(found)}.values())
 
     def ended_early(self) -> Iterator[tuple[int, str, FailureCause | None]]:
-        """Timed steps of runs that have fewer than they should, what was run, and what ended it.
+        """Yield timed steps, workload and cause of runs with fewer steps than planned.
 
-        Passes that nfold cut short may be fewer on purpose, and an operation notes no steps.
+        Runs over short epochs may have fewer on purpose, and an operation records no steps.
         """
         for one in self.measurements():
-            cut = one.variant is not None and one.variant.batches_per_epoch is not None
+            shortened = one.variant is not None and one.variant.batches_per_epoch is not None
             timed = min((len(rank.step_ms) for rank in one.ranks), default=0)
-            if not cut and 0 < timed < (one.plan.steps or 0):
+            if not shortened and 0 < timed < (one.plan.steps or 0):
                 yield timed, one.workload.name, one.cause
 
     def expected_seconds(self, trials: Collection[Trial]) -> float:
-        """How long a run of these that share it takes: as one of them did, or one of as many.
+        """Return how long a run of these trials in one process tree takes.
 
-        Where none was of so few, the longest of the next more, less what it timed of the others.
+        As long as an earlier run of them, or the longest with as many trials, or with the nearest
+        number of trials, less the timed seconds of the surplus ones.
         """
-        own = [m.wall_seconds for rung in trials for m in self.runs.get(rung, {}).values()]
+        own = [m.wall_seconds for trial in trials for m in self.runs.get(trial, {}).values()]
         if own:
             return max(own)
-        sizes = Counter(m.folder or m.id for m in self.measurements())
-        walls = [
-            (sizes[m.folder or m.id], m.wall_seconds, _timed_seconds(m))
-            for m in self.measurements()
-        ]
-        nearest = min((abs(size - len(trials)) for size, _, _ in walls), default=0)
+        every = [*self.measurements()]
+        trees = Counter(m.folder or m.id for m in every)
+        sizes = [trees[m.folder or m.id] for m in every]
+        nearest = min((abs(size - len(trials)) for size in sizes), default=0)
         found = [
-            wall - max(0, size - len(trials)) * timed
-            for size, wall, timed in walls
+            m.wall_seconds - max(0, size - len(trials)) * _timed_seconds(m)
+            for size, m in zip(sizes, every, strict=True)
             if abs(size - len(trials)) == nearest
         ]
         return max(found, default=0.0)
 
     def fit(self, resamples: int = RESAMPLES, *, final: bool = True) -> BootstrapFit:
-        """The values of all readings; ``final`` where nothing more will be measured."""
+        """Fit the metrics of all trials; ``final`` if nothing more will be measured."""
         table: dict[MetricKey, dict[int, float]] = {}
-        shared: dict[TrialRun, str] = {}
-        inside: dict[TrialRun, float] = {}
-        scatters: list[tuple[Trial, float]] = []
+        tree_names: dict[TrialRun, str] = {}
+        within_errors: dict[TrialRun, float] = {}
+        standard_errors: list[tuple[Trial, float]] = []
         trees = [*self._process_trees()]
-        apart = [find_periodic_work(members) for _, _, members in trees]
-        every = [one for of_tree in apart for one in of_tree.values()]
-        for (folder, number, members), of_tree in zip(trees, apart, strict=True):
+        periodic = [find_periodic_work(members) for _, _, members in trees]
+        all_periodic = [work for of_tree in periodic for work in of_tree.values()]
+        for (folder, number, members), of_tree in zip(trees, periodic, strict=True):
             usual = _without_periodic_steps(members, of_tree)
             if len(members) > 1:
                 found, errors = interleaved_metrics(usual)
-                inside |= {(rung, number): error for rung, error in errors.items()}
-                shared |= {(rung, number): folder for rung in members}
+                within_errors |= {(trial, number): error for trial, error in errors.items()}
+                tree_names |= {(trial, number): folder for trial in members}
             else:
                 found = {
-                    r: compute_metrics(m, ranks_synchronize=r.ranks_synchronize)
-                    for r, m in usual.items()
+                    t: compute_metrics(m, ranks_synchronize=t.ranks_synchronize)
+                    for t, m in usual.items()
                 }
-            for rung, named in found.items():
-                recurs = of_tree.get(rung)
-                more = {
-                    **periodic_metrics(recurs, every),
-                    **host_gap_metrics(members[rung], recurs),
-                }
-                for name, value in {**named, **more}.items():
-                    table.setdefault((rung, name), {})[number] = value
-            scatters += [
-                (rung, max(relative_standard_error(m), contended_core_fraction(m)))
-                for rung, m in usual.items()
+            for trial, metrics in found.items():
+                work = of_tree.get(trial)
+                for name, value in {
+                    **metrics,
+                    **periodic_metrics(work, all_periodic),
+                    **host_gap_metrics(members[trial], work),
+                }.items():
+                    table.setdefault((trial, name), {})[number] = value
+            standard_errors += [
+                (trial, max(relative_standard_error(m), contended_core_fraction(m)))
+                for trial, m in usual.items()
             ]
-        ahead = [rung for rung in self.runs if _host_is_ahead(rung, table)]
-        failed = [rung for rung in self.reasons if rung not in self.runs]
         return BootstrapFit(
             table,
-            scatters,
+            standard_errors,
             resamples,
-            shared,
-            inside,
+            tree_names,
+            within_errors,
             final=final,
-            host_ahead=ahead,
-            failed_trials=failed,
+            host_ahead=[trial for trial in self.runs if _host_is_ahead(trial, table)],
+            failed_trials=[trial for trial in self.reasons if trial not in self.runs],
         )
 
     def unstable_steps(self) -> dict[UnstableKind, StepTimeChange]:
-        """What a step varied by most in its turns, where that is much.
+        """Return the largest changes of a step between cycles of a process tree, if they are large.
 
-        ``unsteady``: though nothing differed; ``changing_batches``: from what to what those of the
-        real run went by their batches.
+        ``unsteady``: of a step that repeats the same work. ``changing_batches``: of the real run,
+        beyond the changes of replayed batches.
         """
-        trees = [members for _, _, members in self._process_trees() if len(members) > 1]
-        in_turns = [
-            _without_periodic_steps(members, find_periodic_work(members)) for members in trees
+        trees = [
+            _without_periodic_steps(members, find_periodic_work(members))
+            for _, _, members in self._process_trees()
+            if len(members) > 1
         ]
         found: dict[UnstableKind, StepTimeChange | None] = {
-            "unsteady": _largest_change(map(unsteady_steps, in_turns), UNSTEADY_RATIO),
-            "changing_batches": _largest_change(map(changing_batches, in_turns), CHANGING_RATIO),
+            "unsteady": _largest_change(map(unsteady_steps, trees), UNSTEADY_RATIO),
+            "changing_batches": _largest_change(map(changing_batches, trees), CHANGING_RATIO),
         }
-        return {kind: most for kind, most in found.items() if most is not None}
+        return {kind: change for kind, change in found.items() if change is not None}
 
     def _process_trees(self) -> Iterator[tuple[str, int, dict[Trial, Measurement]]]:
         found: dict[tuple[str, int], dict[Trial, Measurement]] = {}
-        for rung, runs in self.runs.items():
+        for trial, runs in self.runs.items():
             for number, measurement in runs.items():
                 tree = (measurement.folder or measurement.id, number)
-                found.setdefault(tree, {})[rung] = measurement
+                found.setdefault(tree, {})[trial] = measurement
         return ((folder, number, members) for (folder, number), members in found.items())
 
     def measurements(self) -> Iterator[Measurement]:
-        """All runs."""
+        """Yield all measurements."""
         for runs in self.runs.values():
             yield from runs.values()
 
 
 def _without_periodic_steps(
-    members: Mapping[Trial, Measurement], recurs: Mapping[Trial, PeriodicWork]
+    members: Mapping[Trial, Measurement], periodic: Mapping[Trial, PeriodicWork]
 ) -> dict[Trial, Measurement]:
-    return {rung: without_affected_steps(one, recurs.get(rung)) for rung, one in members.items()}
+    return {trial: without_affected_steps(m, periodic.get(trial)) for trial, m in members.items()}
 
 
 def _largest_change(found: Iterable[StepTimeChange | None], least: float) -> StepTimeChange | None:
-    most = max(filter(None, found), key=lambda one: one.magnitude, default=None)
+    most = max(filter(None, found), key=lambda change: change.magnitude, default=None)
     return most if most is not None and most.magnitude > least else None
 
 
 def failure_reason(failed: Measurement) -> str:
-    """Why a run has no result, by its status, and what to do about it."""
-    return f"{failed.status}: {failure_text(failed)}{_failure_hint(failed)}"
-
-
-def _failure_hint(measurement: Measurement) -> str:
-    if measurement.status == "hung":
-        return f"; {HANG_TIMEOUT_HINT}"
-    return LARGER_BUDGET_HINT if hit_time_limit(measurement) else ""
+    """Return status, cause and next step of a failed measurement."""
+    hint = LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
+    hint = f"; {HANG_TIMEOUT_HINT}" if failed.status == "hung" else hint
+    return f"{failed.status}: {failure_text(failed)}{hint}"
 
 
 def failure_text(failed: Measurement) -> str:
-    """Why a run has no result, in its own words."""
-    return failed.cause.text if failed.cause else "it ended without a word"
+    """Return the error message of a failed measurement."""
+    return failed.cause.text if failed.cause else "no error message"
 
 
 def hit_time_limit(measurement: Measurement) -> bool:
-    """Whether nfold ended it for that, and not a person."""
+    """Whether the time limit ended the run, and not a signal from the user."""
     stopped = measurement.cause is not None and measurement.cause.signal is not None
     return measurement.status == "interrupted" and not stopped
 
@@ -264,14 +250,14 @@ def _timed_seconds(measurement: Measurement) -> float:
     return sum(window.seconds for rank in measurement.ranks[:1] for window in rank.windows)
 
 
+# Why a framework cannot run a plan under a variant, or None.
 RefusalRule = Callable[[Workload, Plan, Variant], str | None]
-"""Why a plan or its ablation cannot be run, or None: what the plan's framework says."""
+# The fields of a Variant that a framework can change between two steps of a process.
 SwitchableFields = Callable[[Workload, Plan], tuple[str, ...]]
-"""The fields of an Ablation that can change between two steps: what the plan's framework says."""
 
 
 class RunFunction(Protocol):
-    """The one verb, ``nfold.launch.workload_run.run``."""
+    """The type of ``nfold.launch.workload_run.run``."""
 
     def __call__(
         self,
@@ -284,49 +270,47 @@ class RunFunction(Protocol):
         repeat: int,
         interleaved_variants: tuple[Variant, ...] = (),
     ) -> Measurement:
-        """Run one complete plan under an ablation; a failure is a measurement too."""
+        """Run a complete plan under a variant; a failure is a measurement too."""
 
 
 class TrialRunner(Protocol):
-    """Something that can be explained: a workload, or a script."""
+    """Runs the trials of a workload or a script."""
 
     @property
     def target_name(self) -> str:
-        """As a person wrote it."""
+        """The target as the user wrote it."""
 
     @property
     def results_folder(self) -> Path:
         """The folder that measurements are relative to."""
 
     def with_profile(self, profile: ScriptProfile) -> TrialRunner:
-        """The same, whose runs are told what they need to know of a script."""
+        """Return a runner that passes the profile of a script to its runs."""
 
     def refusal_reason(self, trial: Trial) -> str | None:
-        """Why the rung cannot be run, without running it, or None."""
+        """Return why the trial cannot run, or None."""
 
     def stored(self, trial: Trial, number: int) -> Measurement | None:
-        """What an earlier explanation measured of this rung in this round, or None."""
+        """Return the measurement of an earlier explanation in this round, or None."""
 
     def measure(self, trial: Trial, number: int, limit_s: float | None = None) -> Measurement:
-        """Run the rung in a fresh process tree, for ``limit_s`` seconds at most; what happened is
-        kept when this returns.
-        """
+        """Run the trial in a fresh process tree for at most ``limit_s`` seconds and store it."""
 
     def shared_trial(self, trial: Trial) -> Trial | None:
-        """What can be run in one process tree has the same here; None: it is run by itself."""
+        """Return the key of the process trees that can run the trial; None: only its own."""
 
     def measure_interleaved(
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
-        """Run these, which can be run together, in one fresh process tree, as ``measure`` does."""
+        """Run trials with equal ``shared_trial`` in one fresh process tree and store them."""
 
     def epoch_steps(self, plan: Plan) -> int | None:
-        """Steps of an epoch, None where nobody knows before it was run."""
+        """Return the steps per epoch, None if unknown before a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRunner:
-    """A workload, built-in or by reference, whose measurements are in a store."""
+    """A built-in workload or one by reference, with a store of its measurements."""
 
     workload: Workload
     machine: Machine
@@ -340,7 +324,6 @@ class WorkloadRunner:
 
     @property
     def target_name(self) -> str:
-        """As it was written."""
         return str(self.workload)
 
     @property
@@ -348,28 +331,23 @@ class WorkloadRunner:
         return self.options.results
 
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
-        """Told what a first look showed."""
         options = dataclasses.replace(self.options, replay_hints=profile.replay_hints)
         return dataclasses.replace(self, options=options)
 
     def refusal_reason(self, trial: Trial) -> str | None:
-        """What the framework says."""
         return self.refusal_rule(self.workload, trial.plan, trial.variant)
 
     def stored(self, trial: Trial, number: int) -> Measurement | None:
-        """The stored result, unless it was cut short or all is to be measured anew."""
         cell = cell_id(self.workload, trial.plan, trial.variant, self.machine)
         found = None if self.ignore_stored else self.store.find(cell, number)
         return found if found is not None and found.is_final else None
 
     def measure(self, trial: Trial, number: int, limit_s: float | None = None) -> Measurement:
-        """Run, and keep it."""
         measurement = self._run(trial, number, limit_s)
         self.store.append(measurement)
         return measurement
 
     def shared_trial(self, trial: Trial) -> Trial | None:
-        """What can change between two steps takes turns, unless whole epochs are timed."""
         switched = self.switchable_fields(self.workload, trial.plan)
         if not switched or trial.plan.epochs is not None or trial.plan.batch is None:
             return None
@@ -378,14 +356,13 @@ class WorkloadRunner:
     def measure_interleaved(
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
-        """Run, and keep each."""
-        left_out = tuple(rung.variant for rung in trials)
+        variants = tuple(trial.variant for trial in trials)
         shared = self.shared_trial(trials[0])
         assert shared is not None
-        whole = self._run(shared, number, limit_s, left_out)
-        found = split_by_variant(whole, left_out)
+        whole = self._run(shared, number, limit_s, variants)
+        found = split_by_variant(whole, variants)
         if whole.status == "ok":
-            # What had no turn before a script ended is nothing to find again.
+            # A trial that had no slot before the script ended is not stored.
             for measurement in filter(ranks_with_windows, found):
                 self.store.append(measurement)
         return found
@@ -408,5 +385,4 @@ class WorkloadRunner:
         )
 
     def epoch_steps(self, plan: Plan) -> int | None:
-        """By the number of training samples."""
         return None if not self.training_samples else -(-self.training_samples // (plan.batch or 1))

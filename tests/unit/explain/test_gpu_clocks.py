@@ -55,8 +55,8 @@ FAST = (1980.0, "")
 def test_a_slow_clock_is_told_with_what_holds_it_back() -> None:
     slow = (1755.0, "at its power limit")
     assert _fix({0: FAST, 1: slow, 2: FAST, 3: FAST}) == (
-        "device 1 is slow: its clock is at 1,755 MHz, at its power limit, that of the others at "
-        "1,980: look at its cooling and its power limit, or leave it out"
+        "device 1 is slow: its clock is 1,755 MHz (at its power limit), that of the others 1,980 MHz: "
+        "check its cooling and its power limit, or exclude it"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_slow_clock_is_told_with_what_holds_it_back() -> None:
             {0: FAST, 1: (1965.0, ""), 2: FAST, 3: FAST}, "its clock is not", id="one step lower"
         ),
         pytest.param(
-            {0: FAST, 1: (1755.0, ""), 2: FAST}, "look at its clock", id="one not looked at"
+            {0: FAST, 1: (1755.0, ""), 2: FAST}, "check its clock", id="one not looked at"
         ),
     ],
 )
@@ -93,6 +93,4 @@ def test_a_slow_rank_that_nobody_moved_yet_is_told_by_its_clock() -> None:
     both = "rank 1 is slow: compare its device and its share of the data"
     assert ImbalanceCause().fix(asked, view) == both
     known = dataclasses.replace(asked, clock_rates=(GpuClockRate(1980.0), GpuClockRate(1800.0)))
-    assert (
-        ImbalanceCause().fix(known, view).startswith("rank 1 is slow: its clock is at 1,800 MHz,")
-    )
+    assert ImbalanceCause().fix(known, view).startswith("rank 1 is slow: its clock is 1,800 MHz,")

@@ -160,7 +160,7 @@ def test_rungs_share_what_their_framework_can_change() -> None:
     )
 
 
-@pytest.mark.parametrize("can_interleave", [False, True])
+@pytest.mark.parametrize("in_turns", [False, True])
 def test_turns_that_cannot_share_a_run_are_refused(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, in_turns: bool
 ) -> None:

@@ -97,8 +97,8 @@ def test_what_one_rank_does_every_fifth_step_is_in_no_usual_step() -> None:
         STEP_MS + 10.0
     )
     assert periodic_metrics(found, [found]) == {
-        "recurring": pytest.approx(10.0),
-        "every": pytest.approx(5),
+        "periodic": pytest.approx(10.0),
+        "period": pytest.approx(5),
     }
 
 
@@ -108,8 +108,8 @@ def test_what_is_counted_anew_in_every_pass_is_found_in_each(length: int, every:
     places = {step: step % length for step in range(WARMUP + STEPS)}
     paused = {step: 40.0 for step, at in places.items() if at and at % every == 0}
     starts = tuple(step for step, at in places.items() if step and not at)
-    one = dataclasses.replace(_rank(0, paused, paused), pass_starts=starts)
-    found = _found(one, dataclasses.replace(_rank(1, paused, paused), pass_starts=starts))
+    one = dataclasses.replace(_rank(0, paused, paused), epoch_starts=starts)
+    found = _found(one, dataclasses.replace(_rank(1, paused, paused), epoch_starts=starts))
     late = {step for step in paused if step >= WARMUP}
     assert found.affected_steps == late
     assert found.ms_per_step == pytest.approx(40.0 * len(late) / STEPS)
@@ -117,7 +117,7 @@ def test_what_is_counted_anew_in_every_pass_is_found_in_each(length: int, every:
 
 def test_a_pause_in_a_pass_that_others_lack_is_chance() -> None:
     late = dict.fromkeys((13, 37, 71, 88), 40.0)
-    ranks = [dataclasses.replace(_rank(r, late, late), pass_starts=(50, 100)) for r in (0, 1)]
+    ranks = [dataclasses.replace(_rank(r, late, late), epoch_starts=(50, 100)) for r in (0, 1)]
     assert _found(*ranks) == PeriodicWork(STEPS)
 
 
@@ -125,7 +125,7 @@ def test_what_its_devices_do_not_wait_for_costs_nothing() -> None:
     """They had enough to do for as long as the host was away."""
     found = _found(_rank(0, _every(5, 50.0), {}), _rank(1, {}, {}))
     assert found == PeriodicWork(STEPS)
-    assert periodic_metrics(found, [found]) == {"recurring": 0.0}
+    assert periodic_metrics(found, [found]) == {"periodic": 0.0}
 
 
 def test_long_steps_without_a_pause_before_them_are_steps() -> None:
@@ -211,9 +211,9 @@ def test_a_tree_that_was_too_short_for_what_another_has_seen_tells_nothing() -> 
     paused = _every(50, 300.0)
     long = _found(_rank(0, paused, paused), _rank(1, {}, paused))
     short = PeriodicWork(steps=60)
-    assert periodic_metrics(short, [short]) == {"recurring": 0.0}
+    assert periodic_metrics(short, [short]) == {"periodic": 0.0}
     assert periodic_metrics(short, [short, long]) == {}
-    assert periodic_metrics(PeriodicWork(steps=100), [short, long]) == {"recurring": 0.0}
+    assert periodic_metrics(PeriodicWork(steps=100), [short, long]) == {"periodic": 0.0}
 
 
 def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
@@ -242,7 +242,7 @@ def test_turns_whose_hosts_wait_differently_are_read_each_by_its_own(
     paused = {step: pair[step in more] for step, pair in enumerate(by_turn)}
     whole = [_rank(0, paused, more), _rank(1, {}, more)]
     turns = [n % len(lengths) for n in range(1, 1 + STEPS // WINDOW)]
-    parts = [rank.divided(turns, len(lengths)) for rank in whole]
+    parts = [rank.split_windows(turns, len(lengths)) for rank in whole]
     rungs = [RUNG, OTHER, Trial(plan=PLAN, variant=Variant(host_syncs=False))]
     members = {
         rung: _of(*ranks) for rung, ranks in zip(rungs, zip(*parts, strict=True), strict=False)
@@ -297,7 +297,7 @@ def test_what_a_host_does_before_every_step_is_read_on_the_rank_where_it_is_leas
     ranks = _rank(0, paused, paused), _rank(1, {s: 2 * ms for s, ms in paused.items()}, {})
     measured = _of(*ranks)
     found = find_periodic_work({RUNG: measured})[RUNG]
-    assert host_gap_metrics(measured, found) == {"pause": pytest.approx(usual)}
+    assert host_gap_metrics(measured, found) == {"host_gap": pytest.approx(usual)}
     assert (
         host_gap_metrics(_of(dataclasses.replace(ranks[0], host_gaps_ms=()), ranks[1]), found) == {}
     )
@@ -311,4 +311,4 @@ def test_every_second_step_is_half_of_every_step(first: int) -> None:
     ranks = [dataclasses.replace(rank, host_gaps_ms=rank.host_gaps_ms[:-1]) for rank in ranks]
     found = find_periodic_work({RUNG: _of(*ranks)})[RUNG]
     assert found == PeriodicWork(STEPS - 1)
-    assert host_gap_metrics(_of(*ranks), found)["pause"] == pytest.approx(10.0, abs=0.5)
+    assert host_gap_metrics(_of(*ranks), found)["host_gap"] == pytest.approx(10.0, abs=0.5)

@@ -216,9 +216,9 @@ def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> Non
     known = {
         (full, "step"): 10.0,
         (one, "step"): 10.0,
-        (full, "recurring"): 0.0,
-        (one, "recurring"): 1.5,
-        (one, "every"): 72.0,
+        (full, "periodic"): 0.0,
+        (one, "periodic"): 1.5,
+        (one, "period"): 72.0,
     }
     assert (
         EpochBoundaryCause()

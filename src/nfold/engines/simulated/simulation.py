@@ -13,6 +13,7 @@ from statistics import fmean
 
 from nfold.core.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.core.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
+from nfold.core.variant import Variant
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.simulated.scenario import PlantedFailure, Scenario
 from nfold.engines.simulated.step_costs import StepCosts, costs_of_rank
@@ -115,7 +116,9 @@ class Simulation:
     def _noise_name(self) -> str:
         task = self.task
         name = f"{self.scenario.noise_seed}-{self.plan.id}"
-        return f"{name}-{task.variant}-{task.repeat}" if task.variant or task.repeat else name
+        if not task.variant and not task.repeat:
+            return name
+        return f"{name}-{_noise_label(task.variant)}-{task.repeat}"
 
     def _samples_on_device(self, batch: int, rank: int) -> int:
         if self.devices_per_process > 1:
@@ -281,9 +284,56 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+# The noise of a run is seeded from a text that describes its variant. The text must never change,
+# whatever fields are called: the same scenario has the same noise in every version, and the
+# simulated diagnosis is compared bit by bit.
+
+
+def _noise_fields(variant: Variant) -> dict[str, object]:
+    return {
+        "input": variant.input,
+        "exchange": variant.exchange,
+        "independent": variant.independent,
+        "device": variant.device,
+        "augmentation": variant.augmentation,
+        "synchronised_batch_norm": variant.synchronised_batch_norm,
+        "captured": variant.captured,
+        "threads": variant.threads,
+        "pinned": variant.pinned,
+        "devices": variant.devices,
+        "shares": variant.data_shares,
+        "buffers": variant.broadcast_buffers,
+        "host_syncs": variant.host_syncs,
+        "anomaly_detection": variant.anomaly_detection,
+        "repeated_exchange": variant.exchange_each_micro_batch,
+        "unused_parameters": variant.find_unused_parameters,
+        "expandable_segments": variant.expandable_segments,
+        "channels_last": variant.channels_last,
+        "compiled": variant.compiled,
+        "late_exchange": variant.exchange_after_backward,
+        "traced": variant.profiler_steps,
+        "pass_batches": variant.batches_per_epoch,
+    }
+
+
+def _noise_label(variant: Variant) -> str:
+    usual = _noise_fields(Variant())
+    changed = [f"{k} {v}" for k, v in _noise_fields(variant).items() if v != usual[k]]
+    return ", ".join(changed) or "nothing left out"
+
+
+def _noise_repr(variants: Sequence[Variant]) -> str:
+    each = [", ".join(f"{k}={v!r}" for k, v in _noise_fields(one).items()) for one in variants]
+    comma = "," if len(each) == 1 else ""
+    return f"({', '.join(f'Ablation({one})' for one in each)}{comma})"
+
+
 def simulate_interleaved(scenario: Scenario, task: Task) -> RankSamples:
     """Simulate the interleaved variants one after the other, with the noise of one process tree."""
-    tree = f"{scenario.noise_seed}-{task.plan.id}-{task.variant}-{task.interleaved_variants}-{task.repeat}"
+    tree = (
+        f"{scenario.noise_seed}-{task.plan.id}-{_noise_label(task.variant)}-"
+        f"{_noise_repr(task.interleaved_variants)}-{task.repeat}"
+    )
     samples = []
     for variant in task.interleaved_variants:
         single = dataclasses.replace(task, requested_variant=variant, interleaved_variants=())

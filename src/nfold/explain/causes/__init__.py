@@ -1,4 +1,4 @@
-"""The causes, one file each, in the order in which their runs are wanted."""
+"""The causes, in the order in which their trials run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CAUSES_BY_ID = {cause.id: cause for cause in CAUSES}
 
 
 def applicable_causes(design: ExperimentDesign) -> tuple[Cause, ...]:
-    """Those that the plan's devices can have: one device has no others to lose anything to."""
+    """Return the causes that the number of devices allows."""
     return tuple(cause for cause in CAUSES if design.devices > 1 or cause.affects_one_device)
 
 

@@ -1,4 +1,4 @@
-"""C1: gradient bytes that compute does not hide. The real exchange against a barrier alone."""
+"""Bandwidth: gradient bytes that compute does not hide, within a host and between hosts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ SHARDING_TRAFFIC = "parameters gathered and gradients scattered, their latency i
 
 
 class LinkCause(Cause):
-    """Bytes on the way between devices of one host."""
+    """Bytes between the devices of a host: the real gradient exchange against a barrier."""
 
     id: ClassVar[str] = "link"
     removal: ClassVar[Variant] = Variant(exchange="barrier")
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if uses_gloo_for_gpus(design):
-            return "gloo sends what is on GPUs through the host: see network"
+            return "gloo copies GPU tensors through the host: see network"
         return "one process drives all devices" if design.uses_one_process else None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -30,8 +30,8 @@ class LinkCause(Cause):
     @cached_per_view
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         def cost(input_: Input) -> float:
-            full, without = _actual_and_barrier(design, input_)
-            least = view.slowest_rank_step(without) if design.sharded else view.step(without)
+            full, barrier = _actual_and_barrier(design, input_)
+            least = view.slowest_rank_step(barrier) if design.sharded else view.step(barrier)
             return view.step(full) - least
 
         return exposed_ms(design, view, cost, *_actual_and_barrier(design, "real"))
@@ -48,8 +48,8 @@ class LinkCause(Cause):
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if design.profile is not None:
-            said = communication.halve_gradient_bytes(design.profile)
-            return {said: design.actual(exchange="half")} if said else {}
+            advice = communication.halve_gradient_bytes(design.profile)
+            return {advice: design.actual(exchange="half")} if advice else {}
         if design.plan.exchange != "fp32":
             return {}
         found = {"--exchange bf16": design.with_plan(exchange="bf16")}
@@ -59,23 +59,18 @@ class LinkCause(Cause):
 
 
 def _actual_and_barrier(design: ExperimentDesign, input_: Input) -> tuple[Trial, Trial]:
-    without = design.no_allreduce(input_) if design.sharded else design.barrier_only(input_)
-    return design.one_allreduce(input_), without
+    barrier = design.no_allreduce(input_) if design.sharded else design.barrier_only(input_)
+    return design.one_allreduce(input_), barrier
 
 
 def uses_gloo_for_gpus(design: ExperimentDesign) -> bool:
-    """Whether a script exchanges what is on GPUs by a backend that knows only the host."""
-    seen = design.profile
-    return seen is not None and seen.backend == "gloo" and design.plan.device == "cuda"
-
-
-# C2: the exchange between hosts, or by a backend that takes the host's way on one.
-#
-# Several hosts are not measured. On one, gloo copies what is on GPUs to the host and back.
+    """Whether a script exchanges GPU tensors with gloo, which copies them to the host and back."""
+    profile = design.profile
+    return profile is not None and profile.backend == "gloo" and design.plan.device == "cuda"
 
 
 class NetworkCause(LinkCause):
-    """Bytes on a way that is not made for GPUs: the real exchange against a barrier alone."""
+    """The same through the host, by gloo. Communication between several hosts is not measured."""
 
     id: ClassVar[str] = "network"
 

@@ -1,4 +1,4 @@
-"""What every cause can be asked. The base says nothing is lost, at no cost."""
+"""The interface of all causes: which trials show a cause, what it costs, and what removes it."""
 
 from __future__ import annotations
 
@@ -12,199 +12,193 @@ from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 
 CauseMethod = TypeVar("CauseMethod", bound=Callable[..., Any])
-MIN_REMAINING_FRACTION = 1e-3
-"""Of a step: less than that no gain leaves."""
-INPUT_BOUND_FRACTION = 0.3
-"""Of a step of one device: where its input costs as much, other costs may hide behind that."""
+MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
+INPUT_BOUND_FRACTION = 0.3  # of a step of one device: input that costs more may hide other costs
 
 
 def cached_per_view(method: CauseMethod) -> CauseMethod:
-    """Of a cause: worked out once for each view, of which its row and other causes ask it often.
-
-    All causes of a kind are the same one.
-    """
+    """Cache a method of a cause per view, design and trials; all objects of a cause are equal."""
 
     @functools.wraps(method)
-    def asked(cause: Cause, ladder: ExperimentDesign, view: MetricView, *rungs: Trial) -> Any:
-        key = (method, type(cause), id(ladder), *rungs)
+    def cached(cause: Cause, design: ExperimentDesign, view: MetricView, *trials: Trial) -> Any:
+        key = (method, type(cause), id(design), *trials)
         if key not in view.cache:
-            # With the ladder, whose identity is no other's as long as it is there.
-            view.cache[key] = (method(cause, ladder, view, *rungs), ladder)
+            # The value holds the design, so that no other design gets its id.
+            view.cache[key] = (method(cause, design, view, *trials), design)
         return view.cache[key][0]
 
-    return cast(CauseMethod, asked)
+    return cast(CauseMethod, cached)
 
 
 class Cause:
-    """One cause of ``nfold.explain.result.budget.CAUSES``: which runs prove it, and what it costs by them.
+    """A cause of ``nfold.explain.result.budget.CAUSES``. The base class costs nothing.
 
-    Costs are in milliseconds a step. Those on N devices are of the step's difference to N-fold:
-    what one device loses in the same way is not in them, but in ``single_ms``.
+    Costs are in milliseconds per step. Those of N devices are part of the difference to N-fold
+    speed: what one device loses in the same way is not in ``lost_ms`` but in ``one_device_ms``.
     """
 
     id: ClassVar[str]
-    removal: ClassVar[Variant] = Variant()
-    """What takes the cause away from the real run, for interactions; nothing: nothing can."""
-    occupies_device: ClassVar[bool] = False
-    """Whether a device is busy with what it costs."""
+    removal: ClassVar[Variant] = Variant()  # removes it from the real run; empty: impossible
+    occupies_device: ClassVar[bool] = False  # whether a device is busy with what it costs
 
     @property
     def affects_one_device(self) -> bool:
-        """Whether one device alone can lose anything to it."""
+        """Whether one device alone can lose time to it."""
         return type(self).one_device_trials is not Cause.one_device_trials
 
     def skipped_reason(self, design: ExperimentDesign) -> str | None:
-        """Why there is no row of it, or None."""
+        """Return why the design does not measure the cause, or None."""
         return (
             NOT_APPLICABLE_TO_OPERATIONS.get(self.id) if design.is_operation else None
         ) or self.not_applicable_reason(design)
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        """Why this plan cannot have the cause or nothing can show it, or None."""
+        """Return why the plan cannot have the cause or no trial can show it, or None."""
         del design
         return None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
-        """Whether a first look has seen it happen: its runs come first, in case time is short."""
+        """Whether the probe run observed it: its trials then come first."""
         del design
         return False
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """The runs that ``lost_ms`` compares."""
+        """Return the trials that ``lost_ms`` compares."""
         del design
         return ()
 
     def multi_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """``rungs``, where there is more than one device."""
+        """Return ``trials`` if there are several devices."""
         return self.trials(design) if design.devices > 1 else ()
 
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
-        """Those of ``on_n`` that tell ``lost_ms``; none while some that it needs have no run."""
+        """Return the measured trials that determine ``lost_ms``; none if they are too few."""
         return view.all_or_none(self.multi_device_trials(design))
 
     def is_resolved(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether it is known what N devices lose to it, if they can lose anything."""
+        """Whether the loss of N devices is known, or impossible."""
         return bool(self.available_trials(design, view)) or not self.multi_device_trials(design)
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """More runs, which tell what the fix would gain; without them ``lost_ms`` stands for it."""
+        """Return further trials, which show what a fix would gain."""
         del design
         return ()
 
     def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether the runs of ``rungs``, once they are made, tell what ``lost_ms`` needs."""
+        """Whether the measured ``trials`` show what ``lost_ms`` needs."""
         del design, view
         return True
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
-        """None where all of it is known; else which part is not, nothing for the whole."""
+        """Return which part is unknown: empty for the whole, None if all is known."""
         return None if self.is_determined(design, view) else ""
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What a step on N devices loses to it."""
+        """Return what a step on N devices loses to it."""
         raise NotImplementedError
 
     def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What is won at least when it goes; less than it costs, where something else comes."""
+        """Return the least gain of removing it: less than ``lost_ms`` if a fix has a cost."""
         return self.lost_ms(design, view)
 
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """All that a step on N devices loses to it: what one device loses in the same way, too."""
+        """Return what a step on N devices loses to it, with what one device loses too."""
         return max(0.0, sum(self.loss_components_ms(design, view)))
 
     def loss_components_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """What N devices lose more than one, or less, and what one does; 0 where nobody knows."""
+        """Return the extra loss of N devices and the loss of one; 0 if unknown."""
         single = self.one_device_trials(design)
         more = self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
-        alone = self.one_device_ms(design, view) if single and view.has(*single) else 0.0
-        return more, alone
+        one = self.one_device_ms(design, view) if single and view.has(*single) else 0.0
+        return more, one
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        """What the cost is made of, where that can be told."""
+        """Return the parts of ``lost_ms`` by name, if they are known."""
         del design, view
         return {}
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """The runs that ``single_ms`` compares."""
+        """Return the trials that ``one_device_ms`` compares."""
         del design
         return ()
 
     def one_device_evidence(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """The runs that tell ``single_ms`` and its part of a step; none without the former."""
+        """Return ``one_device_trials`` and the real step of one device; none without the former."""
         own = self.one_device_trials(design)
         return tuple(dict.fromkeys((*own, design.one_device("real")))) if own else ()
 
     def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
-        """``single_ms`` with its interval, where no rung but the first look tells it."""
+        """Return ``one_device_ms`` with its interval if only the probe run shows it."""
         del design
         return None
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What a step of one device alone loses to it."""
+        """Return what a step of one device alone loses to it."""
         raise NotImplementedError
 
     def floor_ms(self, design: ExperimentDesign) -> float:
-        """What is known to be left of one device's step when all of ``single_ms`` is gone."""
+        """Return a lower bound of the step of one device without the cause."""
         del design
         return 0.0
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """What to change, in words."""
+        """Return what to change."""
         raise NotImplementedError
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        """What to change for what one device alone loses; ``single_rungs`` were measured."""
+        """Return what to change for one device, after its trials were measured."""
         return self.fix(design, view)
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        """Plan edits to try on N devices where the cause was found, by the flags that say them.
+        """Return the fixes to measure on N devices, by flag or advice.
 
-        Without a flag: a run that changes nothing, but tells more.
+        A trial under the empty flag changes nothing, but shows more about the cause.
         """
         del design
         return {}
 
     def tried_fixes(self, design: ExperimentDesign, view: MetricView) -> list[Trial]:
-        """Those of ``fixes`` that were run."""
-        return [rung for rung in self.fixes(design).values() if view.has(rung)]
+        """Return the ``fixes`` that were measured."""
+        return [trial for trial in self.fixes(design).values() if view.has(trial)]
 
 
 def remaining_ms(step_ms: float, gained_ms: float, floor_ms: float = 0.0) -> float:
-    """Of a step after so much is gained; costs that are uncertain never leave nothing of it."""
+    """Return a step after a gain: at least ``floor_ms`` and a small fraction of the step."""
     return max(MIN_REMAINING_FRACTION * step_ms, min(floor_ms, step_ms), step_ms - gained_ms)
 
 
 def exposed_ms(
     design: ExperimentDesign, view: MetricView, cost_ms: Callable[[Input], float], *real: Trial
 ) -> float:
-    """A cost on the ladder without the real input, or with it where that shows less.
+    """Return the smaller of a cost without and with the real input.
 
-    Beside input that is slower, another cost hides and taking it away gains nothing. What the
-    real input adds to it is the input's own. ``real`` are the rungs that tell; where there was no
-    time for them, no more is gained than what N devices lose at all.
+    A cost that hides behind slower input gains nothing when it goes, and what the real input adds
+    to it belongs to the input. ``real`` are the trials that ``cost_ms("real")`` compares; without
+    them, the cost is at most the whole loss of N devices.
     """
-    bare = cost_ms(design.cheapest_input)
+    cheapest = cost_ms(design.cheapest_input)
     if view.has(*real):
-        return min(bare, max(0.0, cost_ms("real")))
+        return min(cheapest, max(0.0, cost_ms("real")))
     if not view.final or not is_input_bound(design, view):
-        return bare
-    return min(bare, max(0.0, view.step(design.actual()) - view.step(design.one_device("real"))))
+        return cheapest
+    lost = view.step(design.actual()) - view.step(design.one_device("real"))
+    return min(cheapest, max(0.0, lost))
 
 
 def is_input_bound(design: ExperimentDesign, view: MetricView) -> bool:
-    """Whether a good part of one device's step goes to its input."""
-    real, bare = design.one_device("real"), design.one_device(design.cheapest_input)
-    if design.uses_one_process or not view.has(design.actual(), real, bare):
+    """Whether a large part of the step of one device is its input."""
+    real, cheapest = design.one_device("real"), design.one_device(design.cheapest_input)
+    if design.uses_one_process or not view.has(design.actual(), real, cheapest):
         return False
-    return view.step(real) - view.step(bare) > INPUT_BOUND_FRACTION * view.step(real)
+    return view.step(real) - view.step(cheapest) > INPUT_BOUND_FRACTION * view.step(real)
 
 
-NO_COMMUNICATION = "the devices of an operation exchange nothing"
+NO_COMMUNICATION = "the devices of an operation do not communicate"
 NOT_APPLICABLE_TO_OPERATIONS: Mapping[str, str] = {
     "epoch-boundary": "an operation has no epochs",
     "imbalance": "the devices of an operation do not wait for each other in a call",
-    "input": "what an operation reads is in the host's memory before the first call",
+    "input": "an operation reads its input into host memory before the first call",
     "link": NO_COMMUNICATION,
     "synchronization": NO_COMMUNICATION,
-    "undivided-work": "an operation divides its batch by itself",
+    "undivided-work": "an operation divides its batch itself",
 }

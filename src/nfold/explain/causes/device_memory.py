@@ -1,7 +1,7 @@
-"""C14: too little memory, so that the allocator gives back what it keeps and asks again.
+"""Device memory: an allocator without free memory returns its cached blocks and tries again.
 
-Every such retry waits for the device. The same run with segments that grow in place needs none,
-unless the tensors themselves are too many: the same work, another allocator.
+Every retry waits for the device. The same trial with expandable segments needs no retry, unless the
+tensors themselves are too large.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nfold.explain.estimate.bootstrap import MetricView
 
 
 class MemoryCause(Cause):
-    """An allocator that tries again and again, seen in the steps of a first look."""
+    """Retries of the allocator, observed in the probe run."""
 
     id: ClassVar[str] = "memory"
     removal: ClassVar[Variant] = Variant(expandable_segments=True)
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        seen, refusal = design.profile, self.removal.refusal(design.plan)
+        profile, refusal = design.profile, self.removal.refusal(design.plan)
         if refusal is not None:
             return refusal
-        if seen is None:
+        if profile is None:
             return "no run shows what more memory would gain; see peak memory in nfold bench"
-        return None if seen.alloc_retries else _memory_use(seen, design.memory_bytes)
+        return None if profile.alloc_retries else _memory_use(profile, design.memory_bytes)
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
         return design.has_allocator_retries
@@ -46,23 +46,16 @@ class MemoryCause(Cause):
 
     @cached_per_view
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What N devices lose more than one: at least, until it is known what one loses.
-
-        That is less than all of its step.
-        """
-        on_n = view.step(design.actual()) - view.step(
-            design.with_expandable_segments(design.actual())
-        )
-        own, growing = self.one_device_trials(design)
-        if not view.has(growing):
-            return max(0.0, on_n - view.step(own))
+        full = design.actual()
+        on_n = view.step(full) - view.step(design.with_expandable_segments(full))
+        one, expandable = self.one_device_trials(design)
+        if not view.has(expandable):
+            # A lower bound: one device loses less than all of its step.
+            return max(0.0, on_n - view.step(one))
         return on_n - self.one_device_ms(design, view)
 
     def extra_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """``lost_ms`` where it is known: N devices alone together lose as much more than one.
-
-        0 where nothing was tried again: there is no other allocator then.
-        """
+        """Return ``lost_ms`` if it is known, else 0."""
         return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -72,8 +65,8 @@ class MemoryCause(Cause):
         )
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        own, growing = self.one_device_trials(design)
-        return view.step(own) - view.step(growing)
+        one, expandable = self.one_device_trials(design)
+        return view.step(one) - view.step(expandable)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         assert design.profile is not None
@@ -84,11 +77,9 @@ class MemoryCause(Cause):
 
 
 def _memory_use(profile: ScriptProfile, size_bytes: int | None) -> str:
-    none = f"in {profile.steps} steps the allocator never had to try again"
+    none = f"no allocator retry in {profile.steps} steps"
     if profile.peak_memory_bytes is None or size_bytes is None:
         return none
-    used = (
-        f"{profile.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device are used"
-    )
-    more = ": the batch may grow" if 2 * profile.peak_memory_bytes < size_bytes else ""
-    return f"{none}; {used}{more}"
+    used = f"uses {profile.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device"
+    larger = ": the batch can grow" if 2 * profile.peak_memory_bytes < size_bytes else ""
+    return f"{none}; {used}{larger}"

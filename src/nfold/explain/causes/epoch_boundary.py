@@ -1,7 +1,7 @@
-"""C8: time between epochs, and between steps: workers that start anew, evaluations, logs.
+"""Time between epochs and between steps: worker starts, evaluations, checkpoints, logs.
 
-One rank's work while the others wait is such a thing, too. The first batch of an epoch is waited
-for, as long as a worker makes it: the shorter epochs are, the more of a step that is.
+It includes the work of one rank while the others wait, and the wait for the first batch of an
+epoch: the shorter epochs are, the larger is its share of a step.
 """
 
 from __future__ import annotations
@@ -17,43 +17,41 @@ from nfold.explain.estimate.bootstrap import MetricView
 
 TrialPredicate = Callable[[Trial], bool]
 TrialValue = Callable[[Trial], float]
-ENDLESS_BATCHES = 10_000_000
-"""So many batches are no epoch that anybody waits for: a day of them at 9 ms."""
+ENDLESS_BATCHES = 10_000_000  # per epoch: a day at 9 ms per batch
 
 
 class EpochBoundaryCause(Cause):
-    """What lies between two epochs and in no step, over the steps of one; and what recurs within.
+    """Time between two epochs, over the steps of an epoch, and periodic work within epochs.
 
-    Of a script with short epochs the ladder's own runs hold some; else whole epochs are run, or
-    passes over the data that are cut short: what lies between them is the same. What a script does
-    after some steps only is seen in any run.
+    If epochs are short, the usual trials contain epoch boundaries. Else further trials run whole
+    epochs, or epochs cut short, which have the same boundaries. Any trial shows periodic work.
     """
 
     id: ClassVar[str] = "epoch-boundary"
 
     def endless_reason(self, design: ExperimentDesign) -> str | None:
-        """That a data set is sampled without an end in sight."""
+        """Return why no epoch ends, or None."""
         batches = (
             design.profile and pytorch.training_loader(design.profile).batches_per_epoch
         ) or 0
-        return f"an epoch is {batches:,} batches: none ends" if batches > ENDLESS_BATCHES else None
+        if batches <= ENDLESS_BATCHES:
+            return None
+        return f"an epoch has {batches:,} batches: no epoch ends"
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         return (design.actual(), design.baseline)
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """The same over whole epochs, or where those are long, over short passes; and the run that
-        tells what comes after every step.
-        """
+        # The same over whole or short epochs, and the trial that shows host gaps.
         own = (*self.whole_epoch_trials(design), *self.short_epoch_trials(design))
         return own if design.profile is None else (*own, idle_trial(design))
 
     def whole_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Over whole epochs."""
+        """Return the trials over whole epochs."""
         return tuple(map(over_whole_epochs, self.trials(design)))
 
     def short_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Over passes that are cut short: of a script whose epochs have a length."""
+        """Return the trials over short epochs, if a script has epochs that can be cut short."""
         if (
             design.profile is None
             or not pytorch.training_loader(design.profile).batches_per_epoch
@@ -65,7 +63,7 @@ class EpochBoundaryCause(Cause):
         return tuple(map(over_short_epochs, self.trials(design)))
 
     def length_is_fixed(self, design: ExperimentDesign) -> bool:
-        """Whether the script's trainer knows an epoch's batches before it: none is cut short."""
+        """Whether the trainer reads the length of an epoch ahead, so that none can be cut short."""
         return (
             design.profile is not None and pytorch.training_loader(design.profile).length_read_ahead
         )
@@ -80,21 +78,21 @@ class EpochBoundaryCause(Cause):
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
         full, every = design.actual(), view.period(design.actual())
         if every is not None and not self.has_periodic_work(design, view):
-            what = f"{view.periodic_ms(full):.2f} ms of a step come after one step in {every:.0f}"
-            return f"{what}, on one device alone nobody knows: "
+            cost = f"{view.periodic_ms(full):.2f} ms per step of work after every {every:.0f} steps"
+            return f"{cost}, which was not measured on one device: "
         if self.is_determined(design, view) and not self.has_epoch_gaps(design, view):
-            return "the ends of its epochs: "
+            return "its epoch boundaries: "
         return super().unknown_part(design, view)
 
     def has_epoch_gaps(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether both ends have had an end of an epoch."""
+        """Whether all trials have had an epoch boundary."""
         return all(map(view.has_epoch_gap, self.trials(design)))
 
     def has_periodic_work(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether something is done after some steps only, known at both ends."""
-        rungs = self.trials(design)
-        some = any(view.period(rung) is not None for rung in rungs)
-        return some and all(map(view.has_periodic, rungs))
+        """Whether there is periodic work, and it is known in all trials."""
+        trials = self.trials(design)
+        some = any(view.period(trial) is not None for trial in trials)
+        return some and all(map(view.has_periodic, trials))
 
     def _measured_values(
         self, design: ExperimentDesign, view: MetricView
@@ -106,16 +104,14 @@ class EpochBoundaryCause(Cause):
 
     @cached_per_view
     def ms_per_step(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
-        """Milliseconds a step of all that was measured of a rung."""
-        return sum(
-            number(trial) for has, number in self._measured_values(design, view) if has(trial)
-        )
+        """Return the milliseconds per step that are known of a trial."""
+        return sum(value(trial) for has, value in self._measured_values(design, view) if has(trial))
 
     def saved_ms(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
-        """Of a step on N devices, as far as that is known of a rung."""
+        """Return the milliseconds per step that a trial saves, as far as they are known."""
         full = design.actual()
-        told = [number for has, number in self._measured_values(design, view) if has(trial)]
-        return sum(number(full) - number(trial) for number in told)
+        known = [value for has, value in self._measured_values(design, view) if has(trial)]
+        return sum(value(full) - value(trial) for value in known)
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         return self.ms_per_step(design, view, design.actual()) - self._one_device_ms(design, view)
@@ -123,11 +119,11 @@ class EpochBoundaryCause(Cause):
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         found: dict[str, float] = {}
         full, one = self.trials(design)
-        ends = self.lost_ms(design, view)
+        between = self.lost_ms(design, view)
         within = 0.0
         if self.has_periodic_work(design, view):
             within = view.periodic_ms(full) - view.periodic_ms(one) / design.work_divisor
-            ends -= within
+            between -= within
         if (
             self.has_epoch_gaps(design, view)
             and design.profile
@@ -135,12 +131,12 @@ class EpochBoundaryCause(Cause):
         ):
             first = view.first_batch_wait(full) - view.first_batch_wait(one) / design.work_divisor
             found = {
-                "waiting for an epoch's first batch": first,
-                "what else lies between epochs": ends - first,
+                "waiting for the first batch of an epoch": first,
+                "other work between epochs": between - first,
             }
         if self.has_periodic_work(design, view) and self.has_epoch_gaps(design, view):
-            found = found or {"between epochs": ends}
-            found["after some steps only"] = within
+            found = found or {"between epochs": between}
+            found["periodic work within epochs"] = within
         return found
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -153,10 +149,10 @@ class EpochBoundaryCause(Cause):
         return self.ms_per_step(design, view, design.baseline) / design.work_divisor
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        usual = shared_host_gap_ms(design, view)
-        if design.profile is None or 2 * usual < self.one_device_ms(design, view):
+        gap_ms = shared_host_gap_ms(design, view)
+        if design.profile is None or 2 * gap_ms < self.one_device_ms(design, view):
             return self._advice(design, view, design.baseline)
-        return pytorch.reduce_host_gap(design, usual)
+        return pytorch.reduce_host_gap(design, gap_ms)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         return self._advice(design, view, design.actual())

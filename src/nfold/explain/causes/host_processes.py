@@ -1,4 +1,4 @@
-"""C4: one process for all devices. The same plan with a process a device."""
+"""Host processes: one process for all devices, or cores shared by a process per device."""
 
 from __future__ import annotations
 
@@ -12,35 +12,30 @@ from nfold.explain.estimate.bootstrap import MetricView
 
 
 class SingleProcessCause(Cause):
-    """nn.DataParallel: threads of one interpreter, weights copied to all devices in every step."""
+    """One process (nn.DataParallel) against a process per device: its threads share an interpreter."""
 
     id: ClassVar[str] = "single-process"
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        return None if design.uses_one_process else "every device has a process of its own"
+        return None if design.uses_one_process else "each device has its own process"
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            design.with_expandable_segments(design.actual()),
-            design.with_expandable_segments(self._process_per_device(design)),
-        )
+        script = design.profile is not None
+        ranks = design.replicas("real") if script else design.with_plan(strategy="ddp")
+        return tuple(map(design.with_expandable_segments, (design.actual(), ranks)))
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         one, each = self.trials(design)
         return view.step(one) - view.step(each)
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            (design.replicas("real", exchange_after_backward=True),)
-            if design.profile is not None
-            else ()
-        )
+        if design.profile is None:
+            return ()
+        return (design.replicas("real", exchange_after_backward=True),)
 
     def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """Of a script, what is left when the copies exchange gradients and nothing hides it.
-
-        DistributedDataParallel hides some of that: it comes to lie between this and ``lost_ms``.
-        """
+        # DistributedDataParallel gains between this, where no compute hides the gradient exchange
+        # of the replicas, and ``lost_ms``.
         late = self.refining_trials(design)
         if not late or not view.has(*late):
             return self.lost_ms(design, view)
@@ -56,17 +51,12 @@ class SingleProcessCause(Cause):
             return {}
         return {f"--strategy {name}": design.with_plan(strategy=name) for name in ("ddp", "nfold")}
 
-    def _process_per_device(self, design: ExperimentDesign) -> Trial:
-        if design.profile is not None:
-            return design.replicas("real")
-        return design.with_plan(strategy="ddp")
-
 
 MEMORY_CAUSE = MemoryCause()
 
 
 class ThreadsCause(Cause):
-    """Cores, caches and memory bandwidth that N processes share, without any real input."""
+    """Cores, caches and memory bandwidth that N processes share, without real input."""
 
     id: ClassVar[str] = "threads"
 
@@ -88,12 +78,9 @@ class ThreadsCause(Cause):
 
     @cached_per_view
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        between = (
-            self._contention_ms(design, view)
-            if view.has(*_replicas_and_one_device(design))
-            else 0.0
-        )
-        return between + self.oversubscription_input_ms(design, view)
+        known = view.has(*_replicas_and_one_device(design))
+        contention = self._contention_ms(design, view) if known else 0.0
+        return contention + self.oversubscription_input_ms(design, view)
 
     def _contention_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         between = exposed_ms(
@@ -105,16 +92,13 @@ class ThreadsCause(Cause):
             design.replicas("real"),
             design.one_device("real"),
         )
-        # Allocators that try again stand in each other's way in the driver: that is memory's.
+        # Allocator retries of several processes delay each other in the driver: cause "memory".
         retries = MEMORY_CAUSE.extra_ms(design, view)
         return between - max(0.0, min(retries, between))
 
     def oversubscription_input_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """What more threads than cores cost where samples are made: it looks like slow input.
-
-        0 where that is not known.
-        """
-        steps = [view.step(rung) for rung in view.all_or_none(_oversubscribed_trials(design))]
+        """Return what more threads than cores cost input, which looks like slow input; 0 if unknown."""
+        steps = [view.step(trial) for trial in view.all_or_none(_oversubscribed_trials(design))]
         if not steps:
             return 0.0
         own, fewer, replayed, replayed_fewer = steps
@@ -143,7 +127,7 @@ class ThreadsCause(Cause):
             return pytorch.limit_threads(design.profile, _cores_per_device(design))
         if design.plan.device == "cpu":
             fewer = "give each fewer cores, or " if _cores_per_device(design) > 1 else ""
-            return f"the devices share caches and memory bandwidth: {fewer}use fewer devices"
+            return f"devices share caches and memory bandwidth: {fewer}use fewer devices"
         if design.profile is not None:
             return pytorch.reduce_host_contention(design.profile)
         return "fewer threads per rank: OMP_NUM_THREADS=1, and fewer --workers"
@@ -166,7 +150,7 @@ def _oversubscribed_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
 
 
 def has_too_many_threads(design: ExperimentDesign) -> bool:
-    """Whether a script computes with more threads than a device has cores."""
+    """Whether a rank of a script computes with more threads than it has cores."""
     return design.profile is not None and design.profile.threads > _cores_per_device(design)
 
 

@@ -1,4 +1,4 @@
-"""C13: copies from host to device. Batches replayed from the host against resident ones."""
+"""The input pipeline: copies to the device, making batches on the host, reading from storage."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.metrics import loading_ms_per_step
 
-CANNOT_REPLAY_INPUT = (
-    "neither a DataLoader nor a function made the batches, so none can be given again"
-)
+CANNOT_REPLAY_INPUT = "no DataLoader or batch function found: input cannot be replayed"
+WORKER_FACTORS = (2, 4)  # of a script's number of workers, to try
 
 
 class CopiesCause(Cause):
-    """Copies that compute does not hide."""
+    """Copies from host to device that compute does not hide: replayed against resident batches."""
 
     id: ClassVar[str] = "copies"
     occupies_device: ClassVar[bool] = True
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.plan.device != "cuda":
-            return "CPU devices work in the host's memory"
+            return "CPU devices use host memory"
         if not design.can_replay_input:
             return CANNOT_REPLAY_INPUT
         if design.batch_function is not None and design.batch_function.on_device:
-            return f"{design.batch_function.call_text} makes a batch and moves it: what both cost is input"
+            return (
+                f"{design.batch_function.call_text} makes a batch and copies it: both are in input"
+            )
         return "the data are on the device" if design.plan.input == "resident" else None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -63,18 +64,18 @@ class CopiesCause(Cause):
         if design.profile is not None:
             return pytorch.use_pinned_copies(design.profile)
         if design.is_operation:
-            return "keep images and results on the devices between calls, or compute more on each"
+            return "keep images and results on the devices between calls, or compute more per call"
         return "keep the data on the device: --input resident"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if design.profile is not None or design.is_operation:
             return {}
-        plan = {"input": "resident", "augment": "device", "workers": 0}
-        return {"--input resident": design.with_plan(**plan)}
+        resident = design.with_plan(input="resident", augment="device", workers=0)
+        return {"--input resident": resident}
 
 
 class InputCause(Cause):
-    """Loading, decoding and augmenting on the host; also loaders that crowd each other out."""
+    """Loading, decoding and augmenting on the host, and loaders that slow each other."""
 
     id: ClassVar[str] = "input"
     removal: ClassVar[Variant] = Variant(input="replayed")
@@ -85,10 +86,7 @@ class InputCause(Cause):
         return "the data are on the device" if design.plan.input == "resident" else None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Both ends of the ladder, with real and with replayed input.
-
-        Of a script whose allocator tries again, without that: it may hide what its input costs.
-        """
+        # Without allocator retries, which may hide the cost of input.
         if _is_one_process_script(design):
             return (
                 _real_replicas(design),
@@ -102,63 +100,62 @@ class InputCause(Cause):
 
     @cached_per_view
     def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """What N devices lose more than one: to computing batches, and to waiting for a disk."""
+        """Return the extra loss of N devices: to computing batches, and to waiting for storage."""
         whole = self._input_ms(design, view)
         on_n = (
             _real_replicas(design)
             if _is_one_process_script(design)
             else design.with_expandable_segments(design.actual())
         )
-        alone, replayed = self.one_device_trials(design)
-        single = view.step(alone) - view.step(replayed)
+        real, replayed = self.one_device_trials(design)
+        single = view.step(real) - view.step(replayed)
         more = _storage_ms(design, view, on_n, whole + single) - _storage_ms(
-            design, view, alone, single
+            design, view, real, single
         )
         return whole - more, more
 
     def _input_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """Of N devices more than of one; with the real ladder, all that it adds to the bare.
+        """Return the extra loss of N devices.
 
-        What other causes lose is then less where the input hides it.
+        Once trials with the real input show what other causes lose, it is the rest of the loss:
+        input may hide a part of them.
         """
         if _is_one_process_script(design):
             more = view.reference_step(_real_replicas(design)) - view.step(
                 self.one_device_trials(design)[0]
             )
             return more - ThreadsCause().lost_ms(design, view)
-        told = view.has(*real_input_trials(design)) or (view.final and is_input_bound(design, view))
-        full = design.with_expandable_segments(design.actual())
-        if design.uses_one_process or not (
-            told and view.has(full) and _other_causes_measured(design, view)
-        ):
+        full, others = design.with_expandable_segments(design.actual()), _other_causes(design)
+        known = view.has(*real_input_trials(design)) or (
+            view.final and is_input_bound(design, view)
+        )
+        known = known and view.has(full, *(trial for c in others for trial in c.trials(design)))
+        if design.uses_one_process or not known:
             on_n = _multi_device_input_ms(design, view)
-            crowded = ThreadsCause().oversubscription_input_ms(design, view)
-            return on_n - sum(self.one_device_cpu_and_storage_ms(design, view)) - crowded
-        rest = view.step(full) - view.step(self.one_device_trials(design)[0])
-        return rest - sum(cause.lost_ms(design, view) for cause in _other_causes(design))
+            contention = ThreadsCause().oversubscription_input_ms(design, view)
+            return on_n - sum(self.one_device_cpu_and_storage_ms(design, view)) - contention
+        lost = view.step(full) - view.step(self.one_device_trials(design)[0])
+        return lost - sum(cause.lost_ms(design, view) for cause in others)
 
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """With what every pass over the data waits for its first batch: that is made as well.
-
-        What goes with the input of N devices that work together, less storage's part: what comes to
-        light then is another cause's, and what loaders do to other causes goes with them.
-        """
+        # With the wait for the first batch of every epoch. On N devices, what replayed input saves
+        # them together, less the part of storage.
         if _is_one_process_script(design) or design.devices == 1:
             return super().total_ms(design, view) + self.first_batch_ms(design, view)[0]
-        gone = _multi_device_input_ms(design, view) - ThreadsCause().oversubscription_input_ms(
+        saved = _multi_device_input_ms(design, view) - ThreadsCause().oversubscription_input_ms(
             design, view
         )
-        gone -= (
+        saved -= (
             self.cpu_and_storage_ms(design, view)[1]
             + self.one_device_cpu_and_storage_ms(design, view)[1]
         )
-        return max(0.0, gone) + self.first_batch_ms(design, view)[0]
+        return max(0.0, saved) + self.first_batch_ms(design, view)[0]
 
     @cached_per_view
     def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """Of a step on N devices what passes wait for their first batches: computed, and read.
+        """Return the wait of N devices for first batches: computing them, and reading.
 
-        One such batch is made by one worker, as any other is: in that time it computes and waits.
+        A worker makes the first batch as any other, with the same share of waiting.
         """
         full = design.actual()
         if not EpochBoundaryCause().has_epoch_gaps(design, view):
@@ -169,14 +166,14 @@ class InputCause(Cause):
         return first - read, read
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        copies = design.replicas("real")
-        if _is_one_process_script(design) or not view.has(copies, *ThreadsCause().trials(design)):
+        replicas = design.replicas("real")
+        if _is_one_process_script(design) or not view.has(replicas, *ThreadsCause().trials(design)):
             return {}
-        crowd = view.reference_step(copies) - view.step(design.one_device("real"))
-        crowd -= ThreadsCause().lost_ms(design, view)
+        contention = view.reference_step(replicas) - view.step(design.one_device("real"))
+        contention -= ThreadsCause().lost_ms(design, view)
         return {
-            "loaders of all ranks share the host": crowd,
-            "waiting for whichever loader is late": self.lost_ms(design, view) - crowd,
+            "loaders of all ranks share the host": contention,
+            "waiting for the slowest loader": self.lost_ms(design, view) - contention,
         }
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -189,7 +186,7 @@ class InputCause(Cause):
     def one_device_cpu_and_storage_ms(
         self, design: ExperimentDesign, view: MetricView
     ) -> tuple[float, float]:
-        """What one device loses: to computing batches, and to waiting for a disk."""
+        """Return the loss of one device: to computing batches, and to waiting for storage."""
         real, replayed = self.one_device_trials(design)
         whole = view.step(real) - view.step(replayed)
         waiting = _storage_ms(design, view, real, whole)
@@ -197,10 +194,10 @@ class InputCause(Cause):
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
-            numbers = [rung.plan.workers or 0 for rung in self.tried_fixes(design, view)]
-            return pytorch.speed_up_input(design.profile, max(_first_workers(design)), numbers)
+            tried = [trial.plan.workers or 0 for trial in self.tried_fixes(design, view)]
+            return pytorch.speed_up_input(design.profile, max(_first_workers(design)), tried)
         if not design.plan.workers:
-            return "let worker processes load (--workers 2), or --input resident"
+            return "load in worker processes (--workers 2), or --input resident"
         *most, last = self.fixes(design)
         return f"{', '.join(most)} or {last} (measure them)"
 
@@ -211,9 +208,8 @@ class InputCause(Cause):
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:
-            seen = design.profile
             return {
-                pytorch.num_workers_setting(seen, other): design.with_plan(workers=other)
+                pytorch.num_workers_setting(design.profile, other): design.with_plan(workers=other)
                 for other in others
             }
         found = {}
@@ -229,16 +225,17 @@ class InputCause(Cause):
 
 
 def _first_workers(design: ExperimentDesign) -> list[int]:
-    """For a script that has none: as many as keep up with the rest of its step, and then two.
+    """Return worker counts for a script without workers: enough for its step, and two.
 
-    On CPU devices they have no cores of their own.
+    On CPU devices, workers have no cores of their own.
     """
-    seen, step_ms, cores = design.profile, design.step_ms, design.plan.cores_per_device or 1
-    if seen is None or seen.fetches is None or not (seen.fetches.batches and step_ms):
+    profile, step_ms, cores = design.profile, design.step_ms, design.plan.cores_per_device or 1
+    if profile is None or profile.fetches is None or not (profile.fetches.batches and step_ms):
         return [1, 2]
-    making_ms = loading_ms_per_step(design.plan, seen.fetches.batches, seen.fetches.seconds)
-    rest_ms = max(step_ms - making_ms, making_ms / cores)
-    enough = min(cores, math.ceil(making_ms / rest_ms)) if design.plan.device == "cuda" else 1
+    fetches = profile.fetches
+    loading_ms = loading_ms_per_step(design.plan, fetches.batches, fetches.seconds)
+    compute_ms = max(step_ms - loading_ms, loading_ms / cores)
+    enough = min(cores, math.ceil(loading_ms / compute_ms)) if design.plan.device == "cuda" else 1
     return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
 
 
@@ -250,12 +247,11 @@ def _multi_device_input_ms(design: ExperimentDesign, view: MetricView) -> float:
 def _storage_ms(
     design: ExperimentDesign, view: MetricView, trial: Trial, exposed_ms: float
 ) -> float:
-    """Of what the input costs a step of a rung, the part that no computing explains.
+    """Return the part of ``exposed_ms``, the cost of input, that is waiting and not computing.
 
-    Where computing and waiting are together more than is exposed, the larger one counts whole:
-    without the smaller one, as much would be lost. Where more is exposed and the process that
-    trains makes its batches itself, the rest goes with both: while it sleeps, its threads fall
-    asleep and its caches cool, and a sleep ends late.
+    If both together exceed the cost, the larger one counts in full: without the smaller one, as
+    much would be lost. If the cost exceeds both and the training process makes its batches itself,
+    it is divided in proportion: sleeping threads also wake late and find cold caches.
     """
     if (
         design.profile is None
@@ -273,16 +269,12 @@ def _storage_ms(
 
 
 def real_input_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
-    """The rungs between both ends with real input: asked for where input was found."""
+    """Return the trials with real input between one device and N, for designs that lose to input."""
     if design.uses_one_process:
         return ()
     if design.sharded:
         return (design.replicas("real"),)
     return (design.replicas("real"), design.no_allreduce("real"), design.barrier_only("real"))
-
-
-def _other_causes_measured(design: ExperimentDesign, view: MetricView) -> bool:
-    return all(view.has(*cause.trials(design)) for cause in _other_causes(design))
 
 
 def _other_causes(design: ExperimentDesign) -> list[Cause]:
@@ -312,19 +304,15 @@ def _real_replicas(design: ExperimentDesign) -> Trial:
     return design.with_expandable_segments(design.replicas("real"))
 
 
-# C6: waiting for a disk or a network. Of what slow input costs, the part in which nobody computes.
-#
-# The input's cost is proven by an experiment (real input against replayed). Its division is watched
-# in the same runs, in every process that makes batches: how long they compute or want a core, and
-# how long they sleep. Made side by side, a step's batches take that time over the number of workers.
-
 INPUT_CAUSE = InputCause()
-WORKER_FACTORS = (2, 4)
-"""Times as many as the script has."""
 
 
 class StorageCause(Cause):
-    """A slow disk or a remote one: the part of the input that waits."""
+    """Waiting for a disk or a network: the part of the cost of input in which nobody computes.
+
+    The cost of input comes from real against replayed batches. In the same trials, nfold measures
+    how long every process that makes batches computes (or waits for a core) and how long it sleeps.
+    """
 
     id: ClassVar[str] = "storage"
 
@@ -334,11 +322,9 @@ class StorageCause(Cause):
         if not design.can_replay_input:
             return CANNOT_REPLAY_INPUT
         if design.batch_function is not None:
-            return (
-                f"waiting in {design.batch_function.call_text} was not watched: it is part of input"
-            )
+            return f"waiting in {design.batch_function.call_text} is not measured: it is in input"
         if design.profile.fetches is None:
-            return "the processes that make batches could not be watched (workers by spawn)"
+            return "the processes that make batches are not measured (spawned workers)"
         return None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:

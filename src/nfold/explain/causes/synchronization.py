@@ -1,4 +1,4 @@
-"""C3: what exchanging costs even without bytes: the wrapper, waiting points, their latency."""
+"""Synchronization: the cost of communication even without bytes, and of host reads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nfold.explain.causes.cause import Cause, cached_per_view, exposed_ms
 from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 
-WRAPPER, LATENCY = "the wrapper", "latency of one element a bucket"
-BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers sent in every forward"
-REPEATED_ALL_REDUCE = "gradients exchanged with every batch of a step"
+WRAPPER, LATENCY = "the wrapper", "latency of one element per bucket"
+BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers broadcast in every forward"
+REPEATED_ALL_REDUCE = "gradients exchanged with every micro-batch"
+# Communication besides the gradient exchange of a step, by the field of Variant that removes it.
 EXTRA_COLLECTIVES = {
     "synchronised_batch_norm": BATCH_NORM,
     "broadcast_buffers": BUFFERS,
     "exchange_each_micro_batch": REPEATED_ALL_REDUCE,
 }
-"""By the field of Ablation without it, what ranks exchange beside a step's gradients."""
 
 
 class SynchronizationCause(Cause):
-    """The wrapper's work, one-element all-reduces, and synchronised batch norm."""
+    """The wrapper, one-element all-reduces, synchronised batch norm and host reads."""
 
     id: ClassVar[str] = "synchronization"
     removal: ClassVar[Variant] = Variant(synchronised_batch_norm=False)
@@ -33,7 +33,9 @@ class SynchronizationCause(Cause):
         if design.has_host_reads or design.detects_anomalies:
             return None
         if design.sharded:
-            return "what FSDP exchanges cannot be taken away one by one: all of it is in link"
+            return (
+                "the collectives of FSDP cannot be removed one by one: all of their cost is in link"
+            )
         return "one process drives all devices" if design.uses_one_process else None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
@@ -55,7 +57,7 @@ class SynchronizationCause(Cause):
             *pairwise(_actual_to_one_allreduce(design)),
         )
         known = [pair for pair in pairs if view.has(*pair)]
-        return tuple(dict.fromkeys(rung for pair in known for rung in pair))
+        return tuple(dict.fromkeys(trial for pair in known for trial in pair))
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         return sum(self.components(design, view).values())
@@ -64,10 +66,8 @@ class SynchronizationCause(Cause):
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         if design.sharded:
             return {}
-        bare, real = (
-            _replicas_to_barrier(design, design.cheapest_input),
-            _replicas_to_barrier(design, "real"),
-        )
+        cheapest = _replicas_to_barrier(design, design.cheapest_input)
+        real = _replicas_to_barrier(design, "real")
 
         def wrapper(input_: Input) -> float:
             return view.reference_step(design.no_allreduce(input_)) - view.reference_step(
@@ -80,17 +80,14 @@ class SynchronizationCause(Cause):
             )
 
         found = {}
-        if view.has(*bare[:2]):
+        if view.has(*cheapest[:2]):
             found[WRAPPER] = exposed_ms(design, view, wrapper, *real[:2])
-        if view.has(*bare[1:]):
+        if view.has(*cheapest[1:]):
             found[LATENCY] = exposed_ms(design, view, latency, *real[1:])
-        for words, (before, without) in zip(
-            _present_collectives(design).values(),
-            pairwise(_actual_to_one_allreduce(design)),
-            strict=True,
-        ):
-            if view.has(before, without):
-                found[words] = view.step(before) - view.step(without)
+        pairs = pairwise(_actual_to_one_allreduce(design))
+        for name, pair in zip(_present_collectives(design).values(), pairs, strict=True):
+            if view.has(*pair):
+                found[name] = view.step(pair[0]) - view.step(pair[1])
         return found
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
@@ -109,22 +106,23 @@ class SynchronizationCause(Cause):
         found = self.components(design, view)
         largest = max(found, key=lambda name: found[name])
         if design.profile is not None:
-            untried = _searches_unused_in_vain(design.profile) and not view.has(
-                _without_unused_search(design)
-            )
+            search = _searches_unused_needlessly(design.profile)
+            untried = search and not view.has(_without_unused_search(design))
             if untried and largest in (WRAPPER, LATENCY):
                 return pytorch.disable_unused_search(design.profile)
             return _advice_for(design.profile, largest)
         if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
         if design.plan.device == "cuda" and "captured" not in str(design.plan.step):
-            return "capture the step with its exchange: --step captured --strategy nfold"
-        return "exchange less often (--accumulate 2 at twice the batch), or a larger --batch"
+            return "capture the step with its gradient exchange: --step captured --strategy nfold"
+        return (
+            "exchange gradients less often (--accumulate 2 at twice the batch), or a larger --batch"
+        )
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        found: dict[str, Trial] = {}
         if design.profile is not None:
             return _collective_fixes(design, design.profile)
+        found: dict[str, Trial] = {}
         if design.synchronises_batch_norm:
             found["--batch-norm device"] = design.with_plan(batch_norm="device")
         if design.plan.device == "cuda" and design.plan.step == "eager":
@@ -141,35 +139,32 @@ def _replicas_to_barrier(design: ExperimentDesign, input_: Input) -> tuple[Trial
 
 
 def _present_collectives(design: ExperimentDesign) -> dict[str, str]:
-    without = design.gradients_only
-    return {name: words for name, words in EXTRA_COLLECTIVES.items() if not getattr(without, name)}
+    removed = design.gradients_only
+    return {field: name for field, name in EXTRA_COLLECTIVES.items() if not getattr(removed, field)}
 
 
 def _actual_to_one_allreduce(design: ExperimentDesign) -> tuple[Trial, ...]:
-    names = tuple(_present_collectives(design))
-    gone = [dict.fromkeys(names[:count], False) for count in range(len(names) + 1)]
-    return tuple(design.actual("real", **left_out) for left_out in gone) if names else ()
+    fields = tuple(_present_collectives(design))
+    removed = [dict.fromkeys(fields[:count], False) for count in range(len(fields) + 1)]
+    return tuple(design.actual("real", **changes) for changes in removed) if fields else ()
 
 
-def _advice_for(profile: ScriptProfile, part: str) -> str:
-    if part == BATCH_NORM:
+def _advice_for(profile: ScriptProfile, component: str) -> str:
+    if component == BATCH_NORM:
         return pytorch.use_local_batch_norm(profile)
-    if part == REPEATED_ALL_REDUCE:
+    if component == REPEATED_ALL_REDUCE:
         return pytorch.all_reduce_once(profile)
-    return (
-        pytorch.disable_buffer_broadcast(profile)
-        if part == BUFFERS
-        else pytorch.reduce_collectives(profile)
-    )
+    if component == BUFFERS:
+        return pytorch.disable_buffer_broadcast(profile)
+    return pytorch.reduce_collectives(profile)
 
 
 def _collective_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[str, Trial]:
-    names = _present_collectives(design)
     found = {
-        _advice_for(profile, words): design.actual("real", **{name: False})
-        for name, words in names.items()
+        _advice_for(profile, name): design.actual("real", **{field: False})
+        for field, name in _present_collectives(design).items()
     }
-    if _searches_unused_in_vain(profile):
+    if _searches_unused_needlessly(profile):
         found[pytorch.disable_unused_search(profile)] = _without_unused_search(design)
     return found | _host_read_fixes(design, profile)
 
@@ -183,7 +178,7 @@ def _host_read_fixes(design: ExperimentDesign, profile: ScriptProfile) -> dict[s
     return found
 
 
-def _searches_unused_in_vain(profile: ScriptProfile) -> bool:
+def _searches_unused_needlessly(profile: ScriptProfile) -> bool:
     return profile.find_unused_parameters and not profile.unused_parameter_bytes
 
 

@@ -1,4 +1,4 @@
-"""C10: every device trains on the same samples. Seen by the hashes of what each rank was fed."""
+"""Work division: devices that train on the same samples, and ranks that wait for the slowest."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.metrics import slow_clock_advice
 
-SAME_SAMPLES = "same_samples"
-"""The doubt that a measurement carries where it is so."""
+SAME_SAMPLES = "same_samples"  # the kind of the caveat, from hashes of the samples of each rank
+SLOW_RANK_RATIO = 1.02  # of the slowest rank's step over that of the next
 
 
 class UndividedWorkCause(Cause):
-    """N devices make the same step N times: exactly N times the work."""
+    """All devices train on the same samples: exactly N times the work."""
 
     id: ClassVar[str] = "undivided-work"
 
@@ -31,16 +31,12 @@ class UndividedWorkCause(Cause):
         return "give every rank its own samples: DistributedSampler, or run.loader"
 
 
-# C9: waiting for the slowest rank. What ranks would wait, by their own steps without an exchange.
-#
-# A kernel's time in a collective holds the waiting for late ranks too; the steps of ranks that do
-# not wait tell both apart.
-
-SLOW_RANK_RATIO = 1.02
-
-
 class ImbalanceCause(Cause):
-    """A slow device, uneven work, or steps that vary from rank to rank."""
+    """A slow device, uneven work, or steps that vary from rank to rank.
+
+    The time of a collective contains the wait for late ranks. The steps of ranks without gradient
+    exchange show that wait alone.
+    """
 
     id: ClassVar[str] = "imbalance"
 
@@ -68,63 +64,58 @@ class ImbalanceCause(Cause):
         return (*self.trials(design), design.one_device(design.cheapest_input))
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        (rung, _) = self.one_device_trials(design)
+        (trial, _) = self.one_device_trials(design)
         if len(view.reference) != 1:
             return 0.0
-        return view.reference_step(rung) - min(view.step_by_rank(rung).values())
+        return view.reference_step(trial) - min(view.step_by_rank(trial).values())
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        slow, times = _slow_rank(view, design.no_allreduce(design.cheapest_input))
+        slow, slowdown = _slow_rank(view, design.no_allreduce(design.cheapest_input))
         if slow is None:
             return "steps vary from rank to rank: look for work that only some steps have"
-        pause_ms = _extra_host_gap_ms(design, view, slow)
-        if design.profile is not None and pause_ms is not None:
-            return pytorch.reduce_rank_host_gap(design, slow, pause_ms)
+        gap_ms = _extra_host_gap_ms(design, view, slow)
+        if design.profile is not None and gap_ms is not None:
+            return pytorch.reduce_rank_host_gap(design, slow, gap_ms)
         moved, _ = _slow_rank(
             view, design.no_allreduce(design.cheapest_input, rotated_devices(design))
         )
         if moved == slow:
             return f"rank {slow}'s share of the work is larger or slower: divide it evenly"
-        clock = slow_clock_advice(design.clock_rates, slow, times)
+        clock = slow_clock_advice(design.clock_rates, slow, slowdown)
         if moved is None:
-            both = "compare its device and its share of the data"
-            return f"rank {slow} is slow: {clock or both}"
-        return f"device {slow} is slow: {clock or _inspect_device(design)}"
+            return f"rank {slow} is slow: {clock or 'compare its device and its share of the data'}"
+        other = "check its clock and temperature, or exclude it"
+        if design.clock_rates:
+            other = "its clock is not: check its links and other processes on it, or exclude it"
+        return f"device {slow} is slow: {clock or other}"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         return {"": design.no_allreduce(design.cheapest_input, rotated_devices(design))}
 
 
 def rotated_devices(design: ExperimentDesign) -> tuple[int, ...]:
-    """Every rank on its neighbour's device."""
+    """Return the order of devices that puts every rank on its neighbour's device."""
     return (*range(1, design.devices), 0)
 
 
-def _inspect_device(design: ExperimentDesign) -> str:
-    if design.clock_rates:
-        return "its clock is not: look at its links and what else runs there, or leave it out"
-    return "look at its clock and temperature, or leave it out"
-
-
 def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) -> float | None:
-    """By how much the rank is slower because its host is away longer between two steps of a script,
-    if that is most of it. In that time it may wait for its device, too.
+    """Return how much slower the rank is because of a longer host gap, if that is most of it.
+
+    In that time the host may also wait for its device.
     """
     if not design.host_gaps_ms:
         return None
-    more = design.host_gaps_ms[slow] - min(design.host_gaps_ms)
-    own = view.step_by_rank(design.no_allreduce(design.cheapest_input))
-    slower = own[slow] - min(own.values())
-    return min(more, slower) if 2 * more > slower else None
+    extra = design.host_gaps_ms[slow] - min(design.host_gaps_ms)
+    steps = view.step_by_rank(design.no_allreduce(design.cheapest_input))
+    slower = steps[slow] - min(steps.values())
+    return min(extra, slower) if 2 * extra > slower else None
 
 
 def _slow_rank(view: MetricView, trial: Trial) -> tuple[int | None, float]:
-    """The rank that is slower than the others by itself, if one is, and how many times as long its
-    steps are as those of the next one.
-    """
-    own = view.step_by_rank(trial)
-    if len(own) < 2:
+    """Return the rank that is slower than all others, if any, and its step over the next one's."""
+    steps = view.step_by_rank(trial)
+    if len(steps) < 2:
         return None, 1.0
-    slow = max(own, key=lambda rank: own[rank])
-    second = max(value for rank, value in own.items() if rank != slow)
-    return slow if own[slow] > SLOW_RANK_RATIO * second else None, own[slow] / second
+    slow = max(steps, key=lambda rank: steps[rank])
+    second = max(value for rank, value in steps.items() if rank != slow)
+    return slow if steps[slow] > SLOW_RANK_RATIO * second else None, steps[slow] / second

@@ -1,4 +1,13 @@
-"""The fitted values of all rungs, as causes ask for them."""
+"""Fit the metrics of all trials, with bootstrap intervals.
+
+The logarithm of a metric is the sum of an effect of its trial, an effect of its round (the machine
+drifts, and a round is short) as far as process trees agree on it, and a residual
+(``median_polish``). Trials that shared a process tree share a part of their residuals, which
+cancels in their contrasts, and have one of their own. Intervals come from a bootstrap of the
+residuals of process trees, pooled because no trial has many runs (Efron and Tibshirani, An
+Introduction to the Bootstrap, 1993, chapter 9), and of normal errors as large as a trial's own
+residuals (``uncertainty``), both widened by Student's t for the few there are.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +35,21 @@ from nfold.explain.estimate.median_polish import (
 from nfold.explain.metrics import ADDITIVE_METRICS
 from nfold.explain.result.budget import MIN_STEP_FRACTION, exceeds_noise
 
+RESAMPLES = 500
+WINDOW_METRICS = ("step", "loading", "waiting")  # of the same windows: they share one error
+EPOCH_METRICS = ("gap", "first")  # of the same epoch boundaries: they share one error
+
+Statistic = Callable[["MetricView"], float]
+# Residuals of the steps by trial or process tree, round and trial.
+StepResiduals = dict[object, dict[int, dict[Trial, float]]]
+
 
 @dataclass(frozen=True)
 class MetricView:
-    """One value for every reading of every rung: the fitted ones, or one resample of them.
+    """One value for every metric of every trial: the fitted ones, or a resample of them.
 
-    ``reference`` are the ranks that stand for one device where ranks do not wait. ``final`` where
-    nothing more will be measured. ``failed`` are rungs that could not be run.
+    ``reference`` are the ranks that represent one device if ranks do not synchronize. ``final`` is
+    whether nothing more will be measured. ``failed_trials`` could not run.
     """
 
     values: Mapping[MetricKey, float]
@@ -49,13 +66,13 @@ class MetricView:
         return self.values[trial, "step"]
 
     def reference_step(self, trial: Trial) -> float:
-        """Of the reference ranks by themselves."""
+        """Milliseconds of a step of the reference ranks by themselves."""
         found = [self.values.get((trial, f"rank {k}")) for k in self.reference]
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known else self.step(trial)
 
     def step_by_rank(self, trial: Trial) -> dict[int, float]:
-        """A step of every rank by itself, where ranks do not wait."""
+        """Milliseconds of a step of every rank, if ranks do not synchronize."""
         return {
             int(name.removeprefix("rank ")): value
             for (one, name), value in self.values.items()
@@ -63,92 +80,68 @@ class MetricView:
         }
 
     def slowest_rank_step(self, trial: Trial) -> float:
-        """What a step would take if ranks waited for each other."""
+        """Milliseconds of a step if ranks did synchronize."""
         return self.values[trial, "slowest"]
 
     def epoch_gap(self, trial: Trial) -> float:
-        """Milliseconds a step between epochs."""
-        place = self._epoch_metric_key(trial, "gap")
-        assert place is not None
-        return self.values[place]
+        """Milliseconds per step between epochs."""
+        key = self._epoch_metric_key(trial, "gap")
+        assert key is not None
+        return self.values[key]
 
     def first_batch_wait(self, trial: Trial) -> float:
-        """Of the time between epochs, what is waited for an epoch's first batch."""
-        place = self._epoch_metric_key(trial, "first")
-        return 0.0 if place is None else self.values[place]
+        """Milliseconds per step of waiting for the first batch of an epoch."""
+        key = self._epoch_metric_key(trial, "first")
+        return 0.0 if key is None else self.values[key]
 
     def host_ahead(self, trial: Trial) -> float | None:
-        """Milliseconds by which the host is ahead of its devices; None where nobody can tell."""
+        """Milliseconds by which the host is ahead of its devices, None if unknown."""
         return self.values.get((trial, "ahead"))
 
     def host_gap(self, trial: Trial) -> float | None:
-        """Milliseconds between two steps in which a host usually does something else, of the rank
-        where that is least; None where nobody can tell.
-        """
-        return self.values.get((trial, "pause"))
+        """Milliseconds of the usual host gap on the rank where it is least, None if unknown."""
+        return self.values.get((trial, "host_gap"))
 
     def periodic_ms(self, trial: Trial) -> float:
-        """Milliseconds a step of what is done after some steps only."""
-        return self.values[trial, "recurring"]
+        """Milliseconds per step of periodic work."""
+        return self.values[trial, "periodic"]
 
     def period(self, trial: Trial) -> float | None:
-        """The steps from one time to the next of what costs most of it."""
-        return self.values.get((trial, "every"))
+        """Steps between two events of the periodic work that costs most."""
+        return self.values.get((trial, "period"))
 
     def has_periodic(self, trial: Trial) -> bool:
-        """Whether it is known, because there was enough of it, or none in long enough a time."""
-        return (trial, "recurring") in self.values
+        """Whether periodic work is known: enough of it, or none in long enough a time."""
+        return (trial, "periodic") in self.values
 
     def has_epoch_gap(self, trial: Trial) -> bool:
-        """Whether an epoch ended while the rung was measured, in steps or in whole epochs."""
+        """Whether an epoch ended while the trial was measured, over steps or whole epochs."""
         return self._epoch_metric_key(trial, "gap") is not None
 
     def loading_and_waiting(self, trial: Trial) -> tuple[float, float]:
-        """Milliseconds a step in which batches are made, and those of them spent waiting."""
+        """Milliseconds per step of making batches, and the part of them spent waiting."""
         return self.values.get((trial, "loading"), 0.0), self.values.get((trial, "waiting"), 0.0)
 
-    def has(self, *rungs: Trial) -> bool:
-        """Whether all of these were measured."""
-        return all((rung, "step") in self.values for rung in rungs)
+    def has(self, *trials: Trial) -> bool:
+        """Whether all trials were measured."""
+        return all((trial, "step") in self.values for trial in trials)
 
     def all_or_none(self, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-        """These, or none where one was not measured."""
+        """Return ``trials`` if all were measured, else none."""
         return trials if self.has(*trials) else ()
 
     def _epoch_metric_key(self, trial: Trial, metric: str) -> MetricKey | None:
-        asked = (trial, metric)
-        if asked not in self.epoch_metric_keys:
-            every = (
+        name = (trial, metric)
+        if name not in self.epoch_metric_keys:
+            keys = (
                 (one, metric) for one in (trial, over_whole_epochs(trial), over_short_epochs(trial))
             )
-            self.epoch_metric_keys[asked] = next((key for key in every if key in self.values), None)
-        return self.epoch_metric_keys[asked]
-
-
-# From readings to values with intervals: rungs and rounds told apart, residuals resampled.
-#
-# The logarithm of a reading is taken as a sum: its rung's, its round's (the machine drifts, and a
-# round is short) as far as process trees agree on it, and a rest (``polish``). Rungs that shared a
-# process tree share a part of their rests, which does not count where they are compared with each
-# other, and have one of their own. Intervals come from a bootstrap of the rests of process trees,
-# pooled because no rung has many runs (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-# chapter 9), and of normal errors as large as the own rests (``noise``), both widened by Student's t
-# for the few there are.
-
-RESAMPLES = 500
-HOST_AHEAD = (False, True)
-"""Ahead of their devices or not."""
-WINDOW_METRICS = ("step", "loading", "waiting")
-"""Readings of the same windows: a loader that is slower makes the steps slower, too."""
-EPOCH_METRICS = ("gap", "first")
-"""Readings of the same ends of epochs: most of one may be waiting for a first batch."""
-Statistic = Callable[["MetricView"], float]
-StepResiduals = dict[object, dict[int, dict[Trial, float]]]
-"""Of rungs and of process trees, by round: what is left of every rung's step."""
+            self.epoch_metric_keys[name] = next((key for key in keys if key in self.values), None)
+        return self.epoch_metric_keys[name]
 
 
 class BootstrapFit:
-    """The fitted values of all readings, and resamples of them."""
+    """The fitted values of all metrics, and resamples of them."""
 
     def __init__(
         self,
@@ -162,69 +155,64 @@ class BootstrapFit:
         host_ahead: Collection[Trial] = (),
         failed_trials: Collection[Trial] = (),
     ) -> None:
-        """``shared`` names the process tree of every run that had one with others. ``failed`` are
-        rungs that could not be run.
+        """Fit ``table``, the values of every metric by round.
 
-        Relative errors for where there are too few repeats: ``scatters`` of runs, and those of
-        turns that were seen ``inside`` process trees; both are told apart by whether hosts are
-        ``ahead`` of their devices, and then smaller.
+        ``process_trees`` names the tree of every run that shared one. Where there are too few
+        repeats, errors come from the relative ``standard_errors`` of runs and the
+        ``within_errors`` of interleaved runs. Trials in ``host_ahead`` have smaller errors: their
+        hosts are ahead of the devices.
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._process_trees = process_trees or {}
-        values = {
-            key: log_values(rounds)
-            for key, rounds in table.items()
-            if key[1] not in ADDITIVE_METRICS
-        }
-        self._effects, rests = polish_rounds(values, self._process_trees)
+        self._host_ahead = frozenset(host_ahead)
         self._additive = {
             key: [*r.values()] for key, r in table.items() if key[1] in ADDITIVE_METRICS
         }
-        self._resamples = resamples
-        steps = {key: own for key, own in rests.items() if key[1] == "step"}
-        of_runs, of_turns, free = _split_residuals(steps, self._process_trees)
-        self.degrees_of_freedom = _degrees_of_freedom(of_runs)
-        self._host_ahead = frozenset(host_ahead)
-        self._run_errors = [
-            self._run_error_model(of_runs, standard_errors, ahead=host) for host in HOST_AHEAD
-        ]
-        self._interleaving_errors: dict[TrialRun, float] = {}
-        for host in HOST_AHEAD:
-            self._interleaving_errors |= self._interleaving_error_model(
-                of_turns, free, within_errors or {}, ahead=host
+        logs = {key: log_values(r) for key, r in table.items() if key not in self._additive}
+        self._effects, residuals = polish_rounds(logs, self._process_trees)
+        steps = {key: own for key, own in residuals.items() if key[1] == "step"}
+        of_trees, of_runs, free = _split_residuals(steps, self._process_trees)
+        self.degrees_of_freedom = _degrees_of_freedom(of_trees)
+        self._tree_errors = {
+            ahead: self._tree_error_model(of_trees, standard_errors, ahead=ahead)
+            for ahead in (False, True)
+        }
+        self._run_errors: dict[TrialRun, float] = {}
+        for ahead in (False, True):
+            self._run_errors |= self._interleaved_errors(
+                of_runs, free, within_errors or {}, ahead=ahead
             )
         fitted = self._values(None)
         self.view = MetricView(
             fitted, _reference_ranks(fitted, self._relative_error), final, frozenset(failed_trials)
         )
+        self._resamples = resamples
         self._resampled: list[MetricView] | None = None
 
     def interval(self, statistic: Statistic) -> Interval:
-        """A number of a view with its 95 % interval."""
-        drawn = sorted(statistic(view) for view in self._resampled_views())
-        point, tail = statistic(self.view), (1 - CONFIDENCE_LEVEL) / 2
-        low, high = quantile(drawn, tail), quantile(drawn, 1 - tail)
-        return Interval(point, min(low, point), max(high, point))
-
-    def is_significant(self, loss: Interval, statistic: Statistic, step: Statistic) -> bool:
-        """Whether what is lost, the interval of a number, is beyond the noise.
-
-        Or as a part of the step: where steps scatter as wholes, most of one is most of each.
-        """
-        step_ms = step(self.view)
-        return loss.value > MIN_STEP_FRACTION * step_ms and (
-            exceeds_noise(loss, step_ms)
-            or exceeds_noise(self.interval(lambda view: statistic(view) / step(view)), 1.0)
-        )
-
-    def _resampled_views(self) -> list[MetricView]:
+        """Return a statistic of a view with its 95 % interval."""
         if self._resampled is None:
             draws = random.Random(0)
             self._resampled = [
                 dataclasses.replace(self.view, values=self._values(draws))
                 for _ in range(self._resamples)
             ]
-        return self._resampled
+        drawn = sorted(statistic(view) for view in self._resampled)
+        point, tail = statistic(self.view), (1 - CONFIDENCE_LEVEL) / 2
+        low, high = quantile(drawn, tail), quantile(drawn, 1 - tail)
+        return Interval(point, min(low, point), max(high, point))
+
+    def is_significant(self, loss: Interval, statistic: Statistic, step: Statistic) -> bool:
+        """Whether ``loss``, the interval of a statistic, exceeds the noise.
+
+        It may also exceed the noise as a share of the step: process trees that differ as a whole
+        leave the share of a large loss unchanged.
+        """
+        step_ms = step(self.view)
+        return loss.value > MIN_STEP_FRACTION * step_ms and (
+            exceeds_noise(loss, step_ms)
+            or exceeds_noise(self.interval(lambda view: statistic(view) / step(view)), 1.0)
+        )
 
     def _values(self, draws: random.Random | None) -> dict[MetricKey, float]:
         shared: dict[object, float] = {}
@@ -236,7 +224,7 @@ class BootstrapFit:
         rounds, error = self._rounds[key], 0.0
         if draws is not None:
             errors = [self._error((key[0], number), draws, shared) for number in rounds]
-            error = fmean(errors) * _median_factor(len(rounds))
+            error = fmean(errors) * (MEDIAN_ERROR_RATIO if len(rounds) > 2 else 1.0)
             same = _shared_error_key(key)
             error = error if same is None else shared.setdefault(same, error)
         if key in self._additive:
@@ -246,110 +234,106 @@ class BootstrapFit:
     def _resampled_additive(
         self, key: MetricKey, draws: random.Random | None, shared: dict[object, float]
     ) -> Sequence[float]:
-        sums, same = self._additive[key], _shared_error_key(key)
+        values, same = self._additive[key], _shared_error_key(key)
         if draws is None:
-            return sums
+            return values
         if same is None:
-            return draws.choices(sums, k=len(sums))
-        places = (shared.setdefault((same, n), draws.random()) for n in range(len(sums)))
-        return [sums[int(place * len(sums))] for place in places]
+            return draws.choices(values, k=len(values))
+        places = (shared.setdefault((same, n), draws.random()) for n in range(len(values)))
+        return [values[int(place * len(values))] for place in places]
 
     def _error(self, run: TrialRun, draws: random.Random, shared: dict[object, float]) -> float:
-        tree, ahead = self._process_trees.get(run), run[0] in self._host_ahead
+        tree, model = self._process_trees.get(run), self._tree_errors[run[0] in self._host_ahead]
         if tree is None:
-            return self._run_errors[ahead].error(draws.random())
+            return model.error(draws.random())
         if tree not in shared:
             shared[tree] = draws.random()
-        own = self._interleaving_errors[run] * draws.gauss(0, 1)
-        return self._run_errors[ahead].error(shared[tree]) + own
+        own = self._run_errors[run] * draws.gauss(0, 1)
+        return model.error(shared[tree]) + own
 
     def _relative_error(self, trial: Trial) -> float:
-        return self._run_errors[trial in self._host_ahead].root_mean_square
+        return self._tree_errors[trial in self._host_ahead].root_mean_square
 
-    def _run_error_model(
-        self, left: StepResiduals, scatters: Sequence[tuple[Trial, float]], *, ahead: bool
+    def _tree_error_model(
+        self,
+        residuals: StepResiduals,
+        standard_errors: Sequence[tuple[Trial, float]],
+        *,
+        ahead: bool,
     ) -> uncertainty.ErrorModel:
-        """Of process trees, as far as it meets those rungs whose hosts are ``ahead``, or not.
-
-        What ranks that wait for their hosts differ by from run to run makes no others uncertain.
-        """
-        repeated = [each.values() for each in left.values() if len(each) > 1]
-        kept = [self._with_host_ahead(members, ahead) for each in repeated for members in each]
-        own = [fmean(members.values()) for members in kept if members]
-        seen = [scatter for rung, scatter in scatters if (rung in self._host_ahead) == ahead]
+        # By whether hosts are ahead: the noise of hosts that are not affects only their trials.
+        repeated = [rounds.values() for rounds in residuals.values() if len(rounds) > 1]
+        trees = [self._with_host_ahead(trials, ahead) for rounds in repeated for trials in rounds]
+        own = [fmean(trials.values()) for trials in trees if trials]
         return uncertainty.run_error_model(
             own,
-            _degrees_of_freedom_share(self.degrees_of_freedom, len(own), len(kept)),
-            seen,
+            self.degrees_of_freedom * len(own) / len(trees) if trees else 0.0,
+            [error for one, error in standard_errors if (one in self._host_ahead) == ahead],
             host_ahead=ahead,
         )
 
-    def _interleaving_error_model(
+    def _interleaved_errors(
         self,
-        left: Mapping[Trial, ValuesByRound],
-        free: int,
-        inside: Mapping[TrialRun, float],
+        residuals: Mapping[Trial, ValuesByRound],
+        degrees_of_freedom: int,
+        within_errors: Mapping[TrialRun, float],
         *,
         ahead: bool,
     ) -> dict[TrialRun, float]:
-        repeated = {rung: [*each.values()] for rung, each in left.items() if len(each) > 1}
+        repeated = {one: [*rounds.values()] for one, rounds in residuals.items() if len(rounds) > 1}
         own = self._with_host_ahead(repeated, ahead)
-        part = _degrees_of_freedom_share(
-            free, *(sum(map(len, each.values())) for each in (own, repeated))
-        )
+        count, total = (sum(map(len, each.values())) for each in (own, repeated))
         trees = {
-            r: tree
-            for r, tree in self._process_trees.items()
-            if (r[0] in self._host_ahead) == ahead
+            run: tree
+            for run, tree in self._process_trees.items()
+            if (run[0] in self._host_ahead) == ahead
         }
-        return uncertainty.interleaving_errors(own, part, inside, trees, host_ahead=ahead)
+        return uncertainty.interleaving_errors(
+            own,
+            degrees_of_freedom * count / total if total else 0.0,
+            within_errors,
+            trees,
+            host_ahead=ahead,
+        )
 
     def _with_host_ahead(self, members: Mapping[Trial, Member], ahead: bool) -> dict[Trial, Member]:
-        return {r: value for r, value in members.items() if (r in self._host_ahead) == ahead}
+        return {one: value for one, value in members.items() if (one in self._host_ahead) == ahead}
 
 
 def _shared_error_key(key: MetricKey) -> object:
-    rung, name = key
+    trial, name = key
     if name in WINDOW_METRICS:
-        return rung
-    return (rung, EPOCH_METRICS) if name in EPOCH_METRICS else None
+        return trial
+    return (trial, EPOCH_METRICS) if name in EPOCH_METRICS else None
 
 
 def _split_residuals(
-    residuals: Mapping[MetricKey, ValuesByRound], shared: Mapping[TrialRun, str]
+    residuals: Mapping[MetricKey, ValuesByRound], process_trees: Mapping[TrialRun, str]
 ) -> tuple[StepResiduals, Mapping[Trial, ValuesByRound], int]:
-    """What is left, by round: of runs and of process trees, and inside trees, with the degrees of
-    freedom of the latter: those of all rungs of a tree but one.
+    """Split residuals into those of process trees and those of runs within them.
 
-    Trees of different rounds that the same rungs shared belong together.
+    Trees of different rounds with the same trials belong together. Returns also the degrees of
+    freedom within trees: those of all trials of a tree but one.
     """
     trees: dict[tuple[str, int], dict[Trial, float]] = {}
-    of_runs: StepResiduals = {}
-    inside: dict[Trial, dict[int, float]] = {}
+    of_trees: StepResiduals = {}
+    within: dict[Trial, dict[int, float]] = {}
     free: dict[Trial, dict[int, float]] = {}
-    for (rung, _), rounds in residuals.items():
-        for number, rest in rounds.items():
-            tree = shared.get((rung, number))
+    for (trial, _), rounds in residuals.items():
+        for number, residual in rounds.items():
+            tree = process_trees.get((trial, number))
             if tree is None:
-                of_runs.setdefault(rung, {})[number] = {rung: rest}
+                of_trees.setdefault(trial, {})[number] = {trial: residual}
             else:
-                trees.setdefault((tree, number), {})[rung] = rest
+                trees.setdefault((tree, number), {})[trial] = residual
     for (_, number), members in trees.items():
         middle = median(members.values())
-        of_runs.setdefault(frozenset(members), {})[number] = members
-        for rung, rest in members.items():
-            inside.setdefault(rung, {})[number] = rest - middle
-        for rung in list(members)[1:]:
-            free.setdefault(rung, {})[number] = inside[rung][number]
-    return of_runs, inside, _degrees_of_freedom(free)
-
-
-def _median_factor(count: int) -> float:
-    return MEDIAN_ERROR_RATIO if count > 2 else 1.0
-
-
-def _degrees_of_freedom_share(free: int, own: int, every: int) -> float:
-    return free * own / every if every else 0.0
+        of_trees.setdefault(frozenset(members), {})[number] = members
+        for trial, residual in members.items():
+            within.setdefault(trial, {})[number] = residual - middle
+        for trial in list(members)[1:]:
+            free.setdefault(trial, {})[number] = within[trial][number]
+    return of_trees, within, _degrees_of_freedom(free)
 
 
 def _degrees_of_freedom(residuals: Mapping[Any, Mapping[int, object]]) -> int:
@@ -367,55 +351,54 @@ def _is_replica(variant: Variant) -> bool:
 
 
 def _steps_by_rank(
-    values: Mapping[MetricKey, float], alone: Callable[[Variant], bool]
+    values: Mapping[MetricKey, float], accepts: Callable[[Variant], bool]
 ) -> dict[int, float]:
     return {
         int(name.removeprefix("rank ")): value
-        for (rung, name), value in values.items()
-        if name.startswith("rank") and alone(rung.variant) and not rung.variant.devices
+        for (trial, name), value in values.items()
+        if name.startswith("rank") and accepts(trial.variant) and not trial.variant.devices
     }
 
 
 def _reference_ranks(
-    values: Mapping[MetricKey, float], scale: Callable[[Trial], float]
+    values: Mapping[MetricKey, float], relative_error: Callable[[Trial], float]
 ) -> tuple[int, ...]:
-    """All ranks; where ranks without an exchange differ by more than noise, the fastest, or the
-    first where one device alone is as slow as that: it is the same device, and does its work.
+    """Return the ranks that represent one device.
 
-    Copies tell it where no rank can be without one, but not where one process drives all devices.
+    All ranks, unless ranks without communication differ by more than noise: then the fastest, or
+    rank 0 if its step is nearer to that of one device alone, which is the same device. Replicas
+    replace ranks without all-reduce, but not if one process drives all devices.
     """
-    if any(rung.plan.strategy == "dp" for rung, _ in values):
+    if any(trial.plan.strategy == "dp" for trial, _ in values):
         return ()
     own = _steps_by_rank(values, _has_no_all_reduce) or _steps_by_rank(values, _is_replica)
     if not own:
         return ()
     fastest = min(own, key=lambda rank: own[rank])
-    apart = max(own.values()) / own[fastest] - 1
-    error = max(scale(rung) for rung, name in values if name.startswith("rank"))
-    if apart <= max(0.02, 3 * error):
+    spread = max(own.values()) / own[fastest] - 1
+    error = max(relative_error(trial) for trial, name in values if name.startswith("rank"))
+    if spread <= max(0.02, 3 * error):
         return tuple(sorted(own))
-    alone = _one_device_step(values)
-    if alone is None or 0 not in own:
+    single = _one_device_step(values)
+    if single is None or 0 not in own:
         return (fastest,)
-    return (min((0, fastest), key=lambda rank: abs(own[rank] - alone)),)
+    return (min((0, fastest), key=lambda rank: abs(own[rank] - single)),)
 
 
 def _one_device_step(values: Mapping[MetricKey, float]) -> float | None:
-    """A step of one device alone with its share of the batch, as ranks without an exchange have it;
-    None before that is measured.
-    """
-    asked = {
-        (rung.variant.input, -(-(rung.plan.batch or 1) // (rung.plan.devices or 1)))
-        for rung, name in values
+    """Return the step of one device alone with the input and batch of the ranks, None if unknown."""
+    work = {
+        (trial.variant.input, -(-(trial.plan.batch or 1) // (trial.plan.devices or 1)))
+        for trial, name in values
         if name.startswith("rank")
-        and (_has_no_all_reduce(rung.variant) or _is_replica(rung.variant))
+        and (_has_no_all_reduce(trial.variant) or _is_replica(trial.variant))
     }
     found = [
         value
-        for (rung, name), value in values.items()
+        for (trial, name), value in values.items()
         if name == "step"
-        and rung.plan.devices == 1
-        and rung.variant == Variant(input=rung.variant.input)
-        and (rung.variant.input, rung.plan.batch) in asked
+        and trial.plan.devices == 1
+        and trial.variant == Variant(input=trial.variant.input)
+        and (trial.variant.input, trial.plan.batch) in work
     ]
     return median(found) if found else None

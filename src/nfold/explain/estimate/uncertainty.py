@@ -1,4 +1,4 @@
-"""How far off one run may be: what is left between runs, or where those are few, what is known."""
+"""Estimate the relative errors of runs: from their residuals, or from prior values if these are few."""
 
 from __future__ import annotations
 
@@ -10,58 +10,43 @@ from statistics import NormalDist, fmean, median
 from nfold.core.stats import MAD_TO_SIGMA
 from nfold.explain.estimate.median_polish import Member
 
+# With at least so many degrees of freedom, errors are estimated from residuals alone.
 MIN_DEGREES_OF_FREEDOM = 3
-"""From so many degrees of freedom on, rests between runs are drawn, whatever the scatter inside."""
-INTER_TREE_ERROR = 0.03
-"""Relative error of a process tree before any was repeated: two of one and the same plan were 4 %
-apart on two H200s (docs/decisions/experiment-design.md), which no look inside one shows."""
-INTRA_TREE_ERROR = 0.014
-"""The same of a turn in a tree: in 14 explanations of one healthy script on two idle CPU cores,
-what two turns differ by varied from tree to tree by 2.0 % of a step (standard deviation)."""
+# Relative errors before a trial was repeated (docs/decisions/statistics.md). Two process trees of
+# the same plan were 4 % apart on two H200s, which no measurement within a tree shows. In 14
+# explanations of a healthy script on two idle CPU cores, the difference of two interleaved trials
+# varied from tree to tree by 2.0 % of a step (standard deviation).
+INTER_TREE_ERROR, INTRA_TREE_ERROR = 0.03, 0.014
+# The same if the host is at least a step ahead, so that a step waits for the device only. Equal work
+# then depends on where its tensors lie: the forward of one network took 5.8 to 6.4 of 22 ms on an
+# H100 at one clock, each time the network was built anew.
 INTER_TREE_ERROR_HOST_AHEAD, INTRA_TREE_ERROR_HOST_AHEAD = 0.01, 0.005
-"""The same where a device is what every step waits for, because the host is a step ahead of it or
-more. Equal work is then as long as where its tensors lie makes it: one network's forward took 5.8
-to 6.4 of 22 ms on an H100 at one clock, as often as it was made anew (docs/decisions/statistics.md)."""
+# Student's t for a 95 % interval, by degrees of freedom from 1.
+# fmt: off
 STUDENT_T = (
-    12.71,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13,
 )
-"""Student's t for a 95 % interval, by degrees of freedom from 1."""
+# fmt: on
 NORMAL_QUANTILE = 1.96
-MIN_DRAW = 1e-9
-"""Of what is drawn between 0 and 1: 0 itself has no error."""
+MIN_DRAW = 1e-9  # of a uniform draw: the normal quantile of 0 is infinite
 STANDARD_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class ErrorModel:
-    """Relative errors: one of ``rests``, in order, or where there are none, so ``wide`` ones."""
+    """The distribution of a relative error: the sorted ``residuals``, or a normal one without them."""
 
     standard_deviation: float
     residuals: tuple[float, ...] = ()
 
     def error(self, drawn: float) -> float:
-        """The one that so large a part of all is below: what is drawn once may be shared."""
+        """Return the quantile ``drawn`` (0 to 1) of the error; a draw may be shared."""
         if self.residuals:
             return self.residuals[int(drawn * len(self.residuals))]
         return self.standard_deviation * STANDARD_NORMAL.inv_cdf(max(drawn, MIN_DRAW))
 
     @property
     def root_mean_square(self) -> float:
-        """The root of the mean square of an error."""
         return _root_mean_square(self.residuals) if self.residuals else self.standard_deviation
 
 
@@ -72,22 +57,24 @@ def run_error_model(
     *,
     host_ahead: bool,
 ) -> ErrorModel:
-    """Of a process tree. ``free`` are the degrees of freedom of the ``rests``.
+    """Return the error of a process tree.
 
-    From rests that are enough, widened for as few as they are; else by how runs ``scatter`` inside,
-    each at least as much as is known from elsewhere, or the few rests where those are larger.
+    From the ``residuals`` of all trees, scaled for their degrees of freedom, if these are enough.
+    Else from the ``standard_errors`` within runs, each at least the prior error, or from the few
+    residuals if these are larger.
     """
     if degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM:
-        wider = math.sqrt(len(residuals) / degrees_of_freedom) * _student_factor(degrees_of_freedom)
-        return ErrorModel(0.0, tuple(sorted(rest * wider for rest in residuals)))
-    least = INTER_TREE_ERROR_HOST_AHEAD if host_ahead else INTER_TREE_ERROR
-    inside = _root_mean_square([max(s, least) for s in standard_errors]) if standard_errors else 0.0
-    between = (
-        math.sqrt(math.fsum(rest**2 for rest in residuals) / degrees_of_freedom)
-        if degrees_of_freedom > 0
-        else 0.0
+        scale = math.sqrt(len(residuals) / degrees_of_freedom) * _student_factor(degrees_of_freedom)
+        return ErrorModel(0.0, tuple(sorted(residual * scale for residual in residuals)))
+    prior = INTER_TREE_ERROR_HOST_AHEAD if host_ahead else INTER_TREE_ERROR
+    known = [max(error, prior) for error in standard_errors]
+    observed = math.fsum(residual**2 for residual in residuals)
+    return ErrorModel(
+        max(
+            _root_mean_square(known) if known else 0.0,
+            math.sqrt(observed / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0,
+        )
     )
-    return ErrorModel(max(inside, between))
 
 
 def interleaving_errors(
@@ -98,25 +85,30 @@ def interleaving_errors(
     *,
     host_ahead: bool,
 ) -> dict[tuple[Member, int], float]:
-    """How far off every turn may be, of its kind and in its tree.
+    """Return the error of every interleaved run, without the error of its tree.
 
-    ``rests`` are those of turns that were repeated, ``inside`` the errors that were seen inside
-    ``trees``. One kind scatters more than others, real input above all; none is surer than most.
+    ``residuals`` are those of repeated trials, ``within_errors`` the errors observed within
+    ``trees``. Some trials scatter more than others, those with real input above all: each has its
+    own error, at least the typical one.
     """
-    every = [abs(rest) for own in residuals.values() for rest in own]
-    lost = math.sqrt(len(every) / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0
-    usual = lost * MAD_TO_SIGMA * median(every) if every else 0.0
-    between = {w: max(usual, lost * _root_mean_square(own)) for w, own in residuals.items()}
+    every = [abs(residual) for own in residuals.values() for residual in own]
+    scale = math.sqrt(len(every) / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0
+    usual = scale * MAD_TO_SIGMA * median(every) if every else 0.0
+    own_errors = {one: max(usual, scale * _root_mean_square(r)) for one, r in residuals.items()}
     if degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM:
-        return {
-            run: _student_factor(degrees_of_freedom) * between.get(run[0], usual) for run in trees
-        }
-    seen: dict[str, list[float]] = {}
+        factor = _student_factor(degrees_of_freedom)
+        return {run: factor * own_errors.get(run[0], usual) for run in trees}
+    by_tree: dict[str, list[float]] = {}
     for run, tree in trees.items():
-        seen.setdefault(tree, []).append(within_errors.get(run, 0.0))
-    least = INTRA_TREE_ERROR_HOST_AHEAD if host_ahead else INTRA_TREE_ERROR
+        by_tree.setdefault(tree, []).append(within_errors.get(run, 0.0))
+    prior = INTRA_TREE_ERROR_HOST_AHEAD if host_ahead else INTRA_TREE_ERROR
     return {
-        run: max(least, median(seen[tree]), within_errors.get(run, 0.0), between.get(run[0], usual))
+        run: max(
+            prior,
+            median(by_tree[tree]),
+            within_errors.get(run, 0.0),
+            own_errors.get(run[0], usual),
+        )
         for run, tree in trees.items()
     }
 
