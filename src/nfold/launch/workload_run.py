@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import os
 import secrets
@@ -26,7 +27,8 @@ from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, spec_for_plan
 from nfold.launch.supervisor import POLL_S, Supervisor, TelemetrySession, TreeExit
 from nfold.launch.verdict import determine_status
-from nfold.launch.workload_process import run_rank, settle_sandbox
+from nfold.launch.workload_process import SANDBOX_NAME, run_rank, settle_sandbox
+from nfold.sandbox import needs_restore, restore_command
 
 MEASUREMENTS_FOLDER = "measurements"
 
@@ -181,10 +183,13 @@ def _in_process_tree(
 ) -> RunOutcome:
     processes = chosen.process_count(task.plan)
     gpus = _gpus(task)
+    options.stop.abort_notice = functools.partial(_abort_notice, folder)
     with TelemetrySession(folder, gpus, options) as telemetry:
         launch = spec_for_plan(folder, task.plan, processes, script=bool(task.workload.script))
         ending = Supervisor(folder, launch, telemetry.options).run()
     outcome = _read_outcome(folder, ending, processes)
+    sandbox_caveats = settle_sandbox(folder)
+    options.stop.abort_notice = str
     return RunOutcome(
         status=outcome.status,
         cause=outcome.cause,
@@ -193,9 +198,17 @@ def _in_process_tree(
         caveats=(
             *_leftover_process_caveats(ending.leftover_pids),
             *telemetry.caveats(outcome.ranks),
-            *settle_sandbox(folder),
+            *sandbox_caveats,
         ),
     )
+
+
+def _abort_notice(folder: HandoffFolder) -> str:
+    sandbox = folder.path / SANDBOX_NAME
+    if not needs_restore(sandbox):
+        return ""
+    command = restore_command(os.path.realpath(sandbox))
+    return f"files that the script changed under absolute paths are not restored; next: {command}"
 
 
 def _gpus(task: Task) -> tuple[int, ...]:
