@@ -83,6 +83,24 @@ def _interrupted_twice(measurement: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+def test_an_interrupt_during_the_imports_prints_one_line(tmp_path: Path) -> None:
+    """The import of the commands interrupts this process itself."""
+    interrupt = (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nfor _ in range(10**6): pass\n"
+    )
+    (tmp_path / "typer.py").write_text(interrupt)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "nfold", "env"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "nfold: stopped by Ctrl-C\n"
+
+
 def test_a_further_termination_is_patient() -> None:
     code = TWICE.format(first="SIGTERM", second="SIGTERM")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
