@@ -293,7 +293,10 @@ class Experiment:
                 self._not_interleaved.add(rung)
             else:
                 self.results.add(rung, number, measurement)
-        if self._not_interleaved.issuperset(trials) and found[0].status == "crashed":
+        if self._not_interleaved.issuperset(trials) and found[0].status in (
+            "crashed",
+            "unsupported",
+        ):
             self._interleaved_failures[trials[0]] = failure_reason(found[0])
 
     def _next_trials(

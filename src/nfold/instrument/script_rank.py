@@ -19,7 +19,7 @@ from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nfold.core.errors import NfoldError, RunFailure
+from nfold.core.errors import NfoldError, RunFailure, Unsupported
 from nfold.core.import_hooks import call_after_import
 from nfold.core.measurement import RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
@@ -108,7 +108,10 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
     """
     name = task.workload.name
     if not runs:
-        raise RunFailure(f"{name} ended and never imported torch: there is nothing to measure")
+        raise Unsupported(
+            f"{name} ended with exit code 0 and never imported torch: there is nothing to measure",
+            step=0,
+        )
     from nfold.instrument.script_profiler import has_process_group
 
     watch = runs[0]
@@ -116,7 +119,7 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
         raise watch.refusal
     if watch.timed_steps < MIN_TIMED_STEPS:
         counts = (watch.steps, watch.warmup_steps, watch.child_processes)
-        raise RunFailure(too_few_steps_message(name, *counts, MIN_TIMED_STEPS))
+        raise Unsupported(too_few_steps_message(name, *counts, MIN_TIMED_STEPS), step=watch.steps)
     samples = watch.samples()
     if has_process_group():
         observer.exit_process(samples)
@@ -131,12 +134,12 @@ def too_few_steps_message(
     if not steps:
         own = f"; it started {child_processes} processes of its own" * bool(child_processes)
         return (
-            f"{name} ended without a step of a torch optimizer{own}; next: name a script that "
+            f"{name} ended with exit code 0 after 0 steps of a torch optimizer{own}; next: name a script that "
             "trains in the process that it is started in, as torchrun does it, or that starts its "
             "ranks by torch.multiprocessing.spawn"
         )
     return (
-        f"{name} ended after {steps} optimizer steps; needed are {required_steps} after a warm-up "
+        f"{name} ended with exit code 0 after {steps} optimizer steps; needed are {required_steps} after a warm-up "
         f"of {warmup_steps}; next: have it train for longer"
     )
 
