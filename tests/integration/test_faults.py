@@ -113,7 +113,7 @@ def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
     assert done.folder is not None
     for rank in range(2):
         stack = HandoffFolder(tmp_path / done.folder).stack_file(rank).read_text()
-        assert "nfold/frameworks/torch/loop.py" in stack
+        assert "nfold/engines/torch/" in stack
     assert _gone(injector.pids)
 
 
@@ -184,7 +184,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ("oom:1:4", "oom", "out of memory"),
         ("nan:1:4", "diverged", "step 4"),
         ("raise:0:4", "crashed", "planted in the user's own code"),
-        ("leave:1:4", "crashed", "exited with 7"),
+        ("leave:1:4", "crashed", "exited with code 7"),
     ],
 )
 def test_a_failing_rank_is_the_root_cause(

@@ -49,9 +49,10 @@ HANG = """
 import os, time
 from pathlib import Path
 from nfold.engines.base import Phase
-from nfold.launch.handoff import Folder, Heart
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 rank = int(os.environ["RANK"])
-heart = Heart(Folder(Path(os.environ["NFOLD_FOLDER"])).heartbeat(rank), os.getpid())
+folder = HandoffFolder(Path(os.environ["NFOLD_FOLDER"]))
+heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
 def step_forever():
     while True:
         time.sleep(0.01)
@@ -59,6 +60,37 @@ for step in range(1, 4 - rank):
     heart.beat(Phase.STEPPING, step, 0, time.monotonic_ns())
 step_forever()
 """
+DDP = """
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(steps):
+    for _ in range(steps):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        time.sleep(0.01)
+train(5)
+print("waiting", flush=True)
+if sys.argv[1] == "evaluates":
+    until = time.monotonic() + 12
+    while dist.get_rank() == 0 and time.monotonic() < until:
+        sum(range(1000))
+    dist.barrier()
+    train(2)
+elif sys.argv[1] == "deadlocks" and dist.get_rank() == 1:
+    time.sleep(600)
+else:
+    train(10**9)
+dist.destroy_process_group()
+"""
+DETACH = """
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True, env={"PATH": "/usr/bin:/bin"})
+"""
+HANG_TIMEOUT_S = 4.0
 
 
 class Place:
@@ -237,3 +269,48 @@ def test_a_script_that_stops_beating_is_hung(place: Place) -> None:
     assert "--hang-timeout SECONDS" in err
     for rank in range(2):
         assert "step_forever" in (place.results / f"stack-{rank}.txt").read_text()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_stopped_rank_of_a_plain_script_is_named(place: Place, victim: int) -> None:
+    nfold = place.start(DDP, "forever", flags=("--devices", "2", "--hang-timeout", "4"))
+    tree = place.wait_for_ranks(nfold)
+    _ranks(tree)[victim].send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    code, _, err = place.end()
+    assert time.monotonic() - start < HANG_TIMEOUT_S + 10
+    assert code == 1
+    assert err.startswith(f"nfold: error: hung: rank {victim} was stopped by a signal (SIGSTOP)")
+    assert place.facts["status"] == "hung"
+    assert place.facts["cause"]["rank"] == victim
+    assert _gone(tree)
+
+
+def test_ranks_that_all_wait_are_hung(place: Place) -> None:
+    code, _, _ = place.run(DDP, "deadlocks", flags=("--devices", "2", "--hang-timeout", "4"))
+    assert code == 1
+    assert place.facts["status"] == "hung"
+
+
+def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) -> None:
+    code, _, err = place.run(DDP, "evaluates", flags=("--devices", "2", "--hang-timeout", "4"))
+    assert code == 0, err
+
+
+def test_an_interrupted_script_prints_one_line(place: Place) -> None:
+    nfold = place.start(DDP, "forever", flags=("--devices", "2"))
+    place.wait_for_ranks(nfold)
+    os.kill(nfold.pid, signal.SIGINT)
+    code, out, err = place.end()
+    assert (code, out) == (130, "waiting\n")
+    assert err == f"nfold: stopped, got SIGINT; logs in {place.results.relative_to(place.folder)}\n"
+
+
+def test_a_detached_process_is_named_and_left_running(place: Place) -> None:
+    code, _, err = place.run(DETACH)
+    assert code == 0
+    (warning,) = [line for line in err.splitlines() if "warning" in line]
+    left = psutil.Process(int(warning.rpartition(" ")[2]))
+    assert left.cmdline() == ["sleep", "600"]
+    assert f"{left.pid} (sleep 600)" in warning
+    left.kill()

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-
-from nfold.core.errors import NfoldError
-from nfold.core.format import terminal_safe
+from types import FrameType
 
 
 def main() -> None:
     """Entry of the ``nfold`` command."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGINT, exit_on_interrupt)  # before the imports, which take a while
+    from nfold.core.errors import NfoldError
+    from nfold.core.format import terminal_safe
+
     debug, arguments = without_debug(sys.argv[1:])
     from nfold.cli.commands import app
 
@@ -36,6 +39,12 @@ def main() -> None:
         text = terminal_safe(f"{type(error).__name__}: {error}")
         sys.stderr.write(f"nfold: internal error: {text}; next: --debug shows where\n")
         sys.exit(1)
+
+
+def exit_on_interrupt(signum: int, _: FrameType | None) -> None:
+    """End this process at once with one line; commands that record results replace this handler."""
+    os.write(2, b"nfold: stopped by Ctrl-C\n")
+    os._exit(128 + signum)
 
 
 def without_debug(arguments: list[str]) -> tuple[bool, list[str]]:

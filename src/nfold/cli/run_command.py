@@ -14,6 +14,7 @@ from nfold.launch import workload_run
 from nfold.launch.script_run import (
     LocalRanks,
     ScriptOutcome,
+    describe_detached,
     describe_outcome,
     exit_code,
     launch_script,
@@ -37,6 +38,7 @@ def launch_and_report(args: TorchrunArgs) -> int:
     _warn([meeting.warning, crowd if crowded else None])
     with stop_on_signals() as stop:
         outcome = launch_script(args, ranks, meeting, stop=stop, output=sys.stdout.buffer)
+    _warn([describe_detached(outcome.detached) if outcome.detached else None])
     return _say(outcome)
 
 

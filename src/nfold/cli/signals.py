@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from nfold.core.format import terminal_safe
 from nfold.launch.launch_spec import StopRequest
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,6 +29,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
         if stop and signum == signal.SIGINT:
             if sys.stderr.isatty():
                 os.write(2, SHOW_CURSOR.encode())
+            if notice := stop.abort_notice():
+                os.write(2, f"\nnfold: {terminal_safe(notice)}\n".encode())
             os._exit(128 + signum)
         stop.signum = signum
 

@@ -19,7 +19,7 @@ from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nfold.core.errors import NfoldError, RunFailure
+from nfold.core.errors import NfoldError, RunFailure, Unsupported
 from nfold.core.import_hooks import call_after_import
 from nfold.core.measurement import RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
@@ -105,7 +105,10 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
     """
     name = task.workload.name
     if not runs:
-        raise RunFailure(f"{name} never imported torch; next: name a script that trains")
+        raise Unsupported(
+            f"{name} ended with exit code 0 and never imported torch: there is nothing to measure",
+            step=0,
+        )
     from nfold.instrument.script_profiler import has_process_group
 
     run = runs[0]
@@ -113,7 +116,7 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
         raise run.refusal
     if run.timed_steps < MIN_TIMED_STEPS:
         counts = (run.steps, run.warmup_steps, run.child_processes)
-        raise RunFailure(too_few_steps_message(name, *counts, MIN_TIMED_STEPS))
+        raise Unsupported(too_few_steps_message(name, *counts, MIN_TIMED_STEPS), step=run.steps)
     samples = run.samples()
     if has_process_group():
         observer.exit_process(samples)
@@ -127,13 +130,13 @@ def too_few_steps_message(
     if not steps:
         children = f"; it started {child_processes} processes" * bool(child_processes)
         return (
-            f"{name} ended without a step of a torch optimizer{children}; next: name a script that "
-            "trains in its own process, as under torchrun, or that starts its ranks by "
+            f"{name} ended with exit code 0 after 0 steps of a torch optimizer{children}; next: name a "
+            "script that trains in its own process, as under torchrun, or that starts its ranks by "
             "torch.multiprocessing.spawn"
         )
     return (
-        f"{name} ended after {steps} optimizer steps; required are {required_steps} after "
-        f"{warmup_steps} warm-up steps; next: train for longer"
+        f"{name} ended with exit code 0 after {steps} optimizer steps; required are "
+        f"{required_steps} after {warmup_steps} warm-up steps; next: train for longer"
     )
 
 

@@ -34,6 +34,7 @@ from typing import Any
 from nfold.core.machine import Machine
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
+from nfold.core.process_identity import ProcessIdentity
 from nfold.core.redaction import redact_arguments, redact_text
 from nfold.core.script_profile import ReplayHints, ScriptProfile
 from nfold.core.serialization import deserialize, serialize
@@ -41,18 +42,27 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Phase, Task
 
-HEARTBEAT_FORMAT = struct.Struct("=qqqqq")
+HEARTBEAT_FORMAT = struct.Struct("=qqqqqqq")
 
 
 @dataclass(frozen=True)
 class HeartbeatRecord:
-    """One rank's last sign of life. ``monotonic_ns`` is the host-wide monotonic clock."""
+    """One rank's last sign of life. ``monotonic_ns`` is the host-wide monotonic clock.
+
+    ``is_inferred``: from optimizer steps and batches of a script that reports nothing itself.
+    """
 
     pid: int
     phase: Phase
     step: int
     total: int
     monotonic_ns: int
+    start_ticks: int = 0
+    is_inferred: bool = False
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +104,11 @@ class HandoffFolder:
         (self.path / f"error-{rank}.json").unlink(missing_ok=True)
         self.heartbeat_file(rank).unlink(missing_ok=True)
         if local_rank == 0:
-            gone = [other for other, beat in self.read_heartbeats().items() if not _lives(beat.pid)]
+            gone = [
+                other
+                for other, beat in self.read_heartbeats().items()
+                if not beat.identity.is_running
+            ]
             for other in gone:
                 self.heartbeat_file(other).unlink(missing_ok=True)
         if local_rank != rank:
@@ -250,8 +264,8 @@ class HandoffFolder:
             return None
         if len(raw) != HEARTBEAT_FORMAT.size:
             return None
-        pid, phase, step, total, at = HEARTBEAT_FORMAT.unpack(raw)
-        return HeartbeatRecord(pid, Phase(phase), step, total, at)
+        pid, phase, step, total, at, start_ticks, inferred = HEARTBEAT_FORMAT.unpack(raw)
+        return HeartbeatRecord(pid, Phase(phase), step, total, at, start_ticks, bool(inferred))
 
     def write_run_facts(self, facts: dict[str, Any]) -> None:
         """Write what a run of a user's script is; creates the folder."""
@@ -268,13 +282,16 @@ class HeartbeatWriter:
     (``struct.pack_into`` clears the whole record first: a reader saw a beat at time 0.)
     """
 
-    def __init__(self, file: Path, pid: int) -> None:
+    def __init__(self, file: Path, pid: int, *, is_inferred: bool = False) -> None:
         aside = file.with_suffix(".new")
         aside.write_bytes(bytes(HEARTBEAT_FORMAT.size))
         self._file = aside.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), HEARTBEAT_FORMAT.size)
         self._fields = memoryview(self._map).cast("q")
+        identity = ProcessIdentity.of(pid)
         self._fields[0] = pid
+        self._fields[5] = 0 if identity is None else identity.start_ticks
+        self._fields[6] = is_inferred
         self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())
         aside.rename(file)
 
@@ -290,14 +307,6 @@ class HeartbeatWriter:
         self._fields.release()
         self._map.close()
         self._file.close()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def write_json(file: Path, value: Any, *, private: bool = False) -> None:

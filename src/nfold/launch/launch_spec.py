@@ -16,6 +16,7 @@ from nfold.core.parent_death import child_environment
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
 from nfold.launch.handoff import HandoffFolder
+from nfold.sandbox import session_environment
 
 CPU_MALLOC_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -102,6 +103,7 @@ def spec_for_plan(
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
     if script:
         environment[MARKER_VARIABLE] = folder.path.name
+        environment |= session_environment()
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -187,9 +189,13 @@ def _start_agent() -> subprocess.Popen[bytes]:
 
 @dataclass
 class StopRequest:
-    """A request to stop, set by a signal handler and read by whoever may wait."""
+    """A request to stop, set by a signal handler and read by the supervisor.
+
+    ``abort_notice`` returns what a user must know if nfold ends at once instead.
+    """
 
     signum: int | None = None
+    abort_notice: Callable[[], str] = lambda: ""
 
     def __bool__(self) -> bool:
         return self.signum is not None

@@ -10,13 +10,17 @@ Python's own library and nfold's values: the script decides what else is importe
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import signal
 import sys
 import time
 import traceback
 import types
 from pathlib import Path
+from typing import Any
 
+from nfold.core.import_hooks import call_after_import
 from nfold.core.parent_death import die_with_parent
 from nfold.core.source_location import error_location
 from nfold.engines import rank_process
@@ -37,9 +41,67 @@ def main() -> None:
     folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
     kind, cores, target, *arguments = sys.argv[2:]
     _start_rank(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
+    InferredHeartbeat(folder, rank).install()
     with stacks_on_signal(folder.stack_file(rank)):
         run_target(folder, rank, kind, target, arguments)
     exit_after_handlers()
+
+
+class InferredHeartbeat:
+    """Reports the optimizer steps and the DataLoader batches of a script as signs of life.
+
+    A script that uses ``nfold.Run`` reports itself; then this does nothing.
+    """
+
+    def __init__(self, folder: HandoffFolder, rank: int) -> None:
+        self._folder, self._rank, self._pid = folder, rank, os.getpid()
+        self._writer: HeartbeatWriter | None = None
+        self._steps = 0
+
+    def install(self) -> None:
+        call_after_import(
+            {
+                "torch.optim.optimizer": self._watch_optimizers,
+                "torch.utils.data.dataloader": self._watch_loaders,
+            }
+        )
+
+    def _watch_optimizers(self, module: Any) -> None:
+        torch, beat = module.torch, self._beat
+
+        def on_step(*_: Any) -> None:
+            # A compiled step is traced: then the hook must leave nothing in its graph.
+            if not torch.compiler.is_compiling():
+                beat(steps=1)
+
+        module.register_optimizer_step_post_hook(on_step)
+
+    def _watch_loaders(self, module: Any) -> None:
+        iterator_class = getattr(module, "_BaseDataLoaderIter", None)
+        original = getattr(iterator_class, "__next__", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            batch = original(iterator)
+            self._beat(steps=0)
+            return batch
+
+        iterator_class.__next__ = next_batch  # type: ignore[union-attr]
+
+    def _beat(self, steps: int) -> None:
+        if os.getpid() != self._pid:  # a forked child of the rank
+            return
+        self._steps += steps
+        if self._writer is None:
+            reported = self._folder.read_heartbeat(self._rank)
+            if reported is not None and reported.pid == self._pid:
+                return
+            file = self._folder.heartbeat_file(self._rank)
+            self._writer = HeartbeatWriter(file, self._pid, is_inferred=True)
+        phase = Phase.STEPPING if self._steps else Phase.FIRST_STEP
+        self._writer.beat(phase, self._steps, 0, time.monotonic_ns())
 
 
 def run_target(
@@ -56,6 +118,8 @@ def run_target(
         if ended.code not in (None, 0):
             folder.write_failure(script_failure(ended, rank, _step(folder, rank)))
             raise
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # nfold itself reports the request to stop
     except Exception as error:
         folder.write_failure(script_failure(error, rank, _step(folder, rank)))
         own = error.with_traceback(_own_frames(error.__traceback__))
@@ -106,7 +170,8 @@ def _step(folder: HandoffFolder, rank: int) -> int | None:
 def _say_finished(folder: HandoffFolder, rank: int) -> None:
     beat = folder.read_heartbeat(rank)
     if beat is not None:
-        heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+        file = folder.heartbeat_file(rank)
+        heart = HeartbeatWriter(file, os.getpid(), is_inferred=beat.is_inferred)
         heart.beat(Phase.FINISHED, beat.step, beat.total, time.monotonic_ns())
         heart.close()
 

@@ -70,6 +70,7 @@ class ScriptOutcome:
     failures: tuple[RankFailure, ...]
     exit_codes: Mapping[int, int]
     leftover_pids: tuple[int, ...]
+    detached: tuple[tuple[int, str], ...]
     folder: Path
 
 
@@ -215,8 +216,16 @@ def _outcome(folder: HandoffFolder, ending: TreeExit) -> ScriptOutcome:
         failures=tuple(failures),
         exit_codes=exits,
         leftover_pids=ending.leftover_pids,
+        detached=ending.detached,
         folder=folder.path,
     )
+
+
+def describe_detached(detached: Sequence[tuple[int, str]]) -> str:
+    """Return the processes that the script left running, and how to end them."""
+    named = ", ".join(f"{pid} ({command})" for pid, command in detached)
+    pids = " ".join(str(pid) for pid, _ in detached)
+    return f"the script left processes running that it had detached: {named}; next: kill {pids}"
 
 
 def describe_outcome(outcome: ScriptOutcome) -> str:

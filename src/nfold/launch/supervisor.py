@@ -13,13 +13,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import psutil
-
 from nfold.core.measurement import Caveat, RankSamples
 from nfold.core.parent_death import child_environment
+from nfold.core.process_identity import ProcessIdentity
 from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder, HeartbeatRecord
 from nfold.launch.launch_spec import ProcessSpec, RunOptions, RunProgress
+from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
 from nfold.launch.rank_lifecycle import STACK_SIGNAL
 from nfold.telemetry import evaluation, sampler, telemetry_csv
 
@@ -33,55 +33,62 @@ STACKS_TIMEOUT_S = 2.0
 class TreeExit:
     """How a process tree ended.
 
-    ``exit_code`` is the root's, negative for a signal, None where nfold ended it. ``hung`` is
-    the rank that stopped first and its step, ``over`` the seconds that the run was given and the
-    step of the slowest rank then, ``stalled_s`` the seconds since that one. ``left`` lists
-    processes that outlived SIGKILL.
+    ``exit_code`` is the root's, negative for a signal, None if nfold ended it. ``hung`` is the rank
+    that stopped first and its step; ``is_hung_rank_stopped``: by a signal. ``timed_out`` has the
+    time limit in seconds and the step of the slowest rank, ``seconds_since_step`` the time since
+    that step. ``leftover_pids`` are processes that outlived SIGKILL, ``detached`` ids and commands
+    of processes that the script started outside of the tree.
     """
 
     exit_code: int | None = None
     hung: tuple[int, int] | None = None
+    is_hung_rank_stopped: bool = False
     timed_out: tuple[float, int] | None = None
     stop_signal: int | None = None
     seconds_since_step: float = 0.0
     leftover_pids: tuple[int, ...] = ()
+    detached: tuple[tuple[int, str], ...] = ()
 
 
 class Supervisor:
-    """Starts one process tree and sees it to its end."""
+    """Starts one process tree and follows it to its end."""
 
     def __init__(self, folder: HandoffFolder, launch: ProcessSpec, options: RunOptions) -> None:
         self._folder = folder
         self._launch = launch
         self._options = options
-        self._pids: dict[int, int] = {}
+        self._identities: dict[int, ProcessIdentity] = {}
         self._rate = ThroughputMeter(launch.batch)
         self._step, self._stepped_at = 0, time.monotonic()
 
     def run(self) -> TreeExit:
-        """Start, watch, and end the tree; nothing of it is left when this returns."""
-        with self._folder.agent_log.open("wb") as log:
+        """Start, follow and end the tree; when this returns, its processes have ended."""
+        with self._folder.agent_log.open("wb") as log, adopt_orphans():
             root = self._start(log)
-            tree = ProcessTree(root, self._mark())
+            name = self._launch.marker_variable
+            marker = None if name is None else (name, self._launch.environment[name])
+            tree = ProcessTree(root, marker)
+            self._idle = IdleDetector(tree)
             try:
                 ending = self._watch(tree)
-                stalled_s = time.monotonic() - self._stepped_at
+                seconds_since_step = time.monotonic() - self._stepped_at
             except BaseException:
                 tree.kill()
                 raise
-            left = tuple(tree.kill())
-        return dataclasses.replace(ending, leftover_pids=left, seconds_since_step=stalled_s)
-
-    def _mark(self) -> tuple[str, str] | None:
-        name = self._launch.marker_variable
-        return None if name is None else (name, self._launch.environment[name])
+            return dataclasses.replace(
+                ending,
+                leftover_pids=tuple(tree.kill()),
+                detached=tuple(tree.detached()),
+                seconds_since_step=seconds_since_step,
+            )
 
     def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        environment, spare = child_environment(**self._launch.environment), self._options.warm_agent
-        if spare is not None and self._launch.may_use_warm_agent:
-            waited = spare.take(self._folder, environment)
-            if waited is not None:
-                return waited
+        environment = child_environment(**self._launch.environment)
+        warm_agent = self._options.warm_agent
+        if warm_agent is not None and self._launch.may_use_warm_agent:
+            agent = warm_agent.take(self._folder, environment)
+            if agent is not None:
+                return agent
         return subprocess.Popen(
             self._launch.command,
             env=environment,
@@ -106,8 +113,9 @@ class Supervisor:
                 return TreeExit(timed_out=(limit_s, self._step))
             hung = self._hung(tree, beats)
             if hung is not None:
+                stopped = tree.is_stopped(beats[hung[0]].pid)
                 self._ask_for_stacks(tree)
-                return TreeExit(hung=hung)
+                return TreeExit(hung=hung, is_hung_rank_stopped=stopped)
             if failed_at is None and self._failed():
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > FAILURE_GRACE_S:
@@ -130,18 +138,20 @@ class Supervisor:
 
     def _read_beats(self, tree: ProcessTree) -> dict[int, HeartbeatRecord]:
         beats = self._folder.read_heartbeats()
-        pids = {rank: beat.pid for rank, beat in beats.items()}
-        if pids != self._pids:
-            self._pids = pids
-            for pid in pids.values():
-                tree.track(pid)
-            self._folder.write_rank_pids(pids)
+        identities = {rank: beat.identity for rank, beat in beats.items()}
+        if identities != self._identities:
+            self._identities = identities
+            for identity in identities.values():
+                tree.track(identity)
+            self._folder.write_rank_pids({rank: one.pid for rank, one in identities.items()})
         step = min((beat.step for beat in beats.values()), default=0)
         if step != self._step:
             self._step, self._stepped_at = step, time.monotonic()
         return beats
 
     def _hung(self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tuple[int, int] | None:
+        if any(beat.is_inferred for beat in beats.values()):
+            return self._hung_script(tree, beats)
         if len(beats) < self._launch.processes:
             return None
         silences = [self._silence_s(beat) for beat in beats.values()]
@@ -149,6 +159,25 @@ class Supervisor:
         if any(silence < limit for silence, limit in zip(silences, limits, strict=True)):
             return self._find_single_hung_rank(tree, beats)
         return _furthest_behind(tree, beats)
+
+    def _hung_script(
+        self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]
+    ) -> tuple[int, int] | None:
+        # A script reports nothing: silence alone may be an evaluation. Hung is a silent rank that
+        # is stopped, or all ranks if none of them uses CPU time.
+        running = {rank: b for rank, b in beats.items() if b.phase != Phase.FINISHED}
+        silent = {r: b for r, b in running.items() if self._silence_s(b) >= self._limit_s(b)}
+        stopped = {rank: beat for rank, beat in silent.items() if tree.is_stopped(beat.pid)}
+        if stopped:
+            return _furthest_behind(tree, stopped)
+        idle = [
+            self._idle.is_idle(beat.pid, beat.monotonic_ns, self._limit_s(beat) / 2)
+            for beat in running.values()
+            if self._silence_s(beat) >= self._limit_s(beat) / 2
+        ]
+        if len(beats) < self._launch.processes or not silent or len(silent) < len(running):
+            return None
+        return _furthest_behind(tree, running) if all(idle) else None
 
     def _find_single_hung_rank(
         self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]
@@ -170,11 +199,11 @@ class Supervisor:
         return self._options.start_timeout_s if slow else self._options.hang_timeout_s
 
     def _ask_for_stacks(self, tree: ProcessTree) -> None:
-        for pid in self._pids.values():
-            tree.signal(pid, STACK_SIGNAL)
-            tree.signal(pid, signal.SIGCONT)
+        for identity in self._identities.values():
+            tree.signal(identity.pid, STACK_SIGNAL)
+            tree.signal(identity.pid, signal.SIGCONT)
         deadline = time.monotonic() + STACKS_TIMEOUT_S
-        stacks = [self._folder.stack_file(rank) for rank in self._pids]
+        stacks = [self._folder.stack_file(rank) for rank in self._identities]
         while time.monotonic() < deadline and not all(_has_text(file) for file in stacks):
             time.sleep(POLL_S / 2)
 
@@ -305,90 +334,3 @@ def _timed_span(ranks: Sequence[RankSamples]) -> tuple[float, float] | None:
     if not windows:
         return None
     return min(w.start_s for w in windows), max(w.start_s + w.seconds for w in windows)
-
-
-KILL_TIMEOUT_S = 5.0
-
-
-class ProcessTree:
-    """The process that nfold started and every process that was seen to descend from it.
-
-    A process is known by its id and its start time, so that an id which the kernel gave to
-    somebody else's process in the meantime is never signalled. ``mark`` is an environment
-    variable and its value that only this run's processes have: it also finds those whose parent
-    is gone (a loader's workers after their rank was killed).
-    """
-
-    def __init__(self, root: subprocess.Popen[bytes], mark: tuple[str, str] | None = None) -> None:
-        self.root = root
-        self._mark = mark
-        self._processes: dict[int, psutil.Process] = {}
-        self.track(root.pid)
-
-    def track(self, pid: int) -> None:
-        """Take note of a process that says it belongs to this run (a rank's own heartbeat)."""
-        if pid in self._processes:
-            return
-        try:
-            self._processes[pid] = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            return
-
-    def is_stopped(self, pid: int) -> bool:
-        """Whether a known process is halted by a signal (SIGSTOP, or a debugger)."""
-        process = self._processes.get(pid)
-        try:
-            return process is not None and process.status() in (
-                psutil.STATUS_STOPPED,
-                psutil.STATUS_TRACING_STOP,
-            )
-        except psutil.NoSuchProcess:
-            return False
-
-    def signal(self, pid: int, signum: signal.Signals) -> None:
-        """Send a signal to one process of the tree, if it is still the same one."""
-        process = self._processes.get(pid)
-        if process is None:
-            return
-        try:
-            process.send_signal(signum)
-        except psutil.NoSuchProcess:
-            return
-
-    def kill(self) -> list[int]:
-        """SIGKILL the whole tree and wait; returns the ids of what is still there after 5 s."""
-        self._discover()
-        for process in self._processes.values():
-            self.signal(process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + KILL_TIMEOUT_S
-        self.root.wait()
-        others = [p for p in self._processes.values() if p.pid != self.root.pid]
-        _, alive = psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
-        return [process.pid for process in alive if not _is_zombie(process)]
-
-    def _discover(self) -> None:
-        for process in list(self._processes.values()):
-            try:
-                for child in process.children(recursive=True):
-                    self._processes.setdefault(child.pid, child)
-            except psutil.NoSuchProcess:
-                continue
-        if self._mark is not None:
-            for process in psutil.process_iter():
-                if _has_marker(process, self._mark):
-                    self._processes.setdefault(process.pid, process)
-
-
-def _has_marker(process: psutil.Process, mark: tuple[str, str]) -> bool:
-    name, value = mark
-    try:
-        return bool(process.environ().get(name) == value)
-    except (psutil.Error, OSError):
-        return False
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True

@@ -46,7 +46,8 @@ def determine_status(
         )
     if ending.hung is not None:
         rank, step = ending.hung
-        text = f"rank {rank} made no progress after step {step}"
+        stopped = "was stopped by a signal (SIGSTOP)" if ending.is_hung_rank_stopped else ""
+        text = f"rank {rank} {stopped or 'made no progress'} after step {step}"
         return "hung", FailureCause(
             text=text, rank=rank, step=step, stalled_s=ending.seconds_since_step
         )
@@ -62,7 +63,7 @@ def determine_status(
         return _failed(failures[0])
     if ending.exit_code == 0 and measured == processes:
         return "ok", None
-    return "crashed", _exit_code_cause(ending, exits)
+    return "unsupported" if ending.exit_code == 0 else "crashed", _exit_code_cause(ending, exits)
 
 
 def _exits_without_failure(
@@ -102,7 +103,11 @@ def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause
     rank = min(failed, default=None)
     where = "the agent" if rank is None else f"rank {rank}"
     code = ending.exit_code if rank is None else failed[rank]
-    return FailureCause(text=f"{where} exited with {code} and left no word; see its log", rank=rank)
+    if code == 0:
+        return FailureCause(text="the script ended with exit code 0 before it was measured")
+    return FailureCause(
+        text=f"{where} exited with code {code} and no error message; see its log", rank=rank
+    )
 
 
 SLOW_RANK_RATIO = 1.10

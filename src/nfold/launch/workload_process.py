@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import psutil
 
+from nfold.core.errors import MachineUnfit
 from nfold.core.fingerprint import module_file
 from nfold.core.measurement import Caveat, RankSamples
 from nfold.core.parent_death import die_with_parent
@@ -36,31 +37,34 @@ SANDBOX_NAME = "scratch"
 
 
 def enter_sandbox(task: Task, folder: HandoffFolder) -> Task:
-    """Enter it where the task is a script, which then has the path to run it by there.
+    """Enter the sandbox of a script's run; returns the task with the script's path there.
 
-    Ranks share one, as they share the working directory; copies that are alone have their own.
+    Ranks share a sandbox as they share the working directory; independent ranks have their own.
     """
     if not task.workload.script:
         return task
-    alone = f"-{task.rank}" if task.variant.independent else ""
-    module, here = task.workload.module, os.getcwd()
-    scratch = enter_sandbox_folder(folder.path / f"{SANDBOX_NAME}{alone}")
+    name = f"-{task.rank}" if task.variant.independent else ""
+    module, original_folder = task.workload.module, os.getcwd()
+    sandbox = enter_sandbox_folder(folder.path / SANDBOX_NAME, name)
     path, *arguments = task.workload.script
     if module is None:
-        path = scratch.prepare_script(path)
-    elif (file := module_file(module, here)) is not None:
-        scratch.prepare_script(file)
-    there = dataclasses.replace(task.workload, script=(path, *arguments))
-    return dataclasses.replace(task, workload=there)
+        path = sandbox.prepare_script(path)
+    elif (file := module_file(module, original_folder)) is not None:
+        sandbox.prepare_script(file)
+    workload = dataclasses.replace(task.workload, script=(path, *arguments))
+    return dataclasses.replace(task, workload=workload)
 
 
 def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
-    """Clear it away; what the script would have written, and what could not be undone."""
-    found = [clean_up(path) for path in sorted(folder.path.glob(f"{SANDBOX_NAME}*"))]
-    wrote = next((str(touched) for touched in found if touched.files), None)
-    failed = [text for touched in found for text in touched.restore_errors]
-    doubts = [Caveat(kind="would_have_written", text=wrote)] if wrote else []
-    return doubts + [Caveat(kind="not_undone", text=text) for text in failed]
+    """Restore files and delete the sandbox; returns what was written and what is not restored.
+
+    Raises MachineUnfit if the script was not allowed to change a file.
+    """
+    report = clean_up(folder.path / SANDBOX_NAME)
+    if report.refusal is not None:
+        raise MachineUnfit(report.refusal)
+    written = [Caveat(kind="would_have_written", text=str(report))] if report.files else []
+    return written + [Caveat(kind="not_undone", text=text) for text in report.restore_errors]
 
 
 IDLE_TIMEOUT_S = 3.0

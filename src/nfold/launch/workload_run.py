@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import hashlib
 import os
 import secrets
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from nfold.core.errors import RunFailure
+from nfold.core.errors import MachineUnfit, RunFailure
 from nfold.core.interleave import MAX_CYCLES, process_wide
 from nfold.core.machine import Machine
 from nfold.core.measurement import Caveat, FailureCause, Measurement, RankSamples, Status, cell_id
@@ -25,11 +26,14 @@ from nfold.engines.base import Framework, Observer, Phase, Task, get_framework
 from nfold.launch import verdict
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, spec_for_plan
+from nfold.launch.script_run import describe_detached
 from nfold.launch.supervisor import POLL_S, Supervisor, TelemetrySession, TreeExit
 from nfold.launch.verdict import determine_status
-from nfold.launch.workload_process import run_rank, settle_sandbox
+from nfold.launch.workload_process import SANDBOX_NAME, run_rank, settle_sandbox
+from nfold.sandbox import needs_restore, restore_command
 
 MEASUREMENTS_FOLDER = "measurements"
+LEAVE_JOB_HINT = "next: unset RANK WORLD_SIZE, or start the ranks with torchrun"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,21 +193,32 @@ def _in_process_tree(
 ) -> RunOutcome:
     processes = chosen.process_count(task.plan)
     gpus = _gpus(task)
+    options.stop.abort_notice = functools.partial(_abort_notice, folder)
     with TelemetrySession(folder, gpus, options) as telemetry:
         launch = spec_for_plan(folder, task.plan, processes, script=bool(task.workload.script))
         ending = Supervisor(folder, launch, telemetry.options).run()
     outcome = _read_outcome(folder, ending, processes)
+    sandbox_caveats = settle_sandbox(folder)
+    options.stop.abort_notice = str
     return RunOutcome(
         status=outcome.status,
         cause=outcome.cause,
         ranks=telemetry.with_clocks(outcome.ranks, task.variant.devices or gpus),
         energy_joules=telemetry.energy_joules(outcome.ranks),
         caveats=(
-            *_leftover_process_caveats(ending.leftover_pids),
+            *_leftover_process_caveats(ending),
             *telemetry.caveats(outcome.ranks),
-            *settle_sandbox(folder),
+            *sandbox_caveats,
         ),
     )
+
+
+def _abort_notice(folder: HandoffFolder) -> str:
+    sandbox = folder.path / SANDBOX_NAME
+    if not needs_restore(sandbox):
+        return ""
+    command = restore_command(os.path.realpath(sandbox))
+    return f"files that the script changed under absolute paths are not restored; next: {command}"
 
 
 def _gpus(task: Task) -> tuple[int, ...]:
@@ -244,11 +259,14 @@ def _with_peaks(
     return tuple(kept[rank] for rank in sorted(kept))
 
 
-def _leftover_process_caveats(pids: tuple[int, ...]) -> list[Caveat]:
-    if not pids:
-        return []
-    text = f"processes {', '.join(map(str, pids))} of this run outlived SIGKILL by 5 s"
-    return [Caveat(kind="processes_left", text=text)]
+def _leftover_process_caveats(ending: TreeExit) -> list[Caveat]:
+    texts = []
+    if ending.leftover_pids:
+        pids = ", ".join(map(str, ending.leftover_pids))
+        texts.append(f"processes {pids} of this run were still there 5 s after SIGKILL")
+    if ending.detached:
+        texts.append(describe_detached(ending.detached))
+    return [Caveat(kind="processes_left", text=text) for text in texts]
 
 
 def split_by_variant(measurement: Measurement, variants: Sequence[Variant]) -> list[Measurement]:
@@ -288,18 +306,48 @@ def _has_enough_steps(plan: Plan, ranks: Sequence[RankSamples]) -> bool:
 
 
 def in_external_job() -> bool:
-    """Whether RANK and WORLD_SIZE say that this process is a rank of a running job."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Whether RANK and WORLD_SIZE name this process as a rank of a running job.
+
+    Raises MachineUnfit if what they hold names no rank, or no job that a rank can join.
+    """
+    values = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
+    for name, value in values.items():
+        if not value.isdecimal() or (name == "WORLD_SIZE" and int(value) < 1):
+            least = 0 if name == "RANK" else 1
+            raise MachineUnfit(
+                f"{name}={value!r} in the environment: allowed are whole numbers from {least}; "
+                f"{LEAVE_JOB_HINT}"
+            )
+    if len(values) == 1:
+        (name,), (missing,) = values, {"RANK", "WORLD_SIZE"} - set(values)
+        raise MachineUnfit(
+            f"{name}={values[name]} in the environment without {missing}: a rank of a job has "
+            f"both; {LEAVE_JOB_HINT}"
+        )
+    if not values:
+        return False
+    rank, world_size = int(values["RANK"]), int(values["WORLD_SIZE"])
+    if rank >= world_size:
+        raise MachineUnfit(
+            f"RANK={rank} in the environment with WORLD_SIZE={world_size}: allowed are 0 to "
+            f"{world_size - 1}; {LEAVE_JOB_HINT}"
+        )
+    if world_size > 1 and "MASTER_ADDR" not in os.environ:
+        raise MachineUnfit(
+            f"RANK={rank} and WORLD_SIZE={world_size} in the environment without MASTER_ADDR: "
+            f"the ranks of a job cannot meet; {LEAVE_JOB_HINT}"
+        )
+    return True
 
 
 def external_rank() -> int:
-    """This process's rank in the job; 0 where there is no job."""
-    return int(os.environ.get("RANK", "0"))
+    """Return this process's rank in the job; 0 outside of a job."""
+    return int(os.environ["RANK"]) if in_external_job() else 0
 
 
 def external_world_size() -> int:
-    """The number of processes in the job; 1 where there is no job."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Return the number of processes in the job; 1 outside of a job."""
+    return int(os.environ["WORLD_SIZE"]) if in_external_job() else 1
 
 
 def job_id() -> str:

@@ -1,16 +1,34 @@
-"""A script's own folder: it sees every file where it is, and writes only into copies.
+"""Copy-on-write working directory for a user's script.
 
-    folder/root/       the file system as links, made real where the script writes
-    folder/journal     what it changed elsewhere, under paths that it named in full; undone later
-    folder/touched     every path that it wrote to
-    folder/lock        held while a process of the run lives
+    folder/root*       the file system as links; a file becomes a copy when the script writes to it
+    folder/journal     backups of files that the script changed under absolute paths; undone later
+    folder/touched*    every path that the script wrote to
+    folder/lock        held while a process of the run is alive
+    folder/refused     why the script was not allowed to change a file
 
-A rank enters it before the script begins; the parent settles it when the run has ended, however
-it ended. Standard library alone: nothing here knows PyTorch.
+Each rank enters the sandbox before the script starts; the parent cleans it up when the run has
+ended, however it ended. Uses the standard library only.
 """
 
 from __future__ import annotations
 
-from nfold.sandbox.sandbox import Sandbox, WriteReport, clean_up, clean_up_stale, enter_sandbox
+from nfold.sandbox.file_claims import restore_command, session_environment
+from nfold.sandbox.sandbox import (
+    Sandbox,
+    WriteReport,
+    clean_up,
+    clean_up_stale,
+    enter_sandbox,
+    needs_restore,
+)
 
-__all__ = ["Sandbox", "WriteReport", "clean_up", "clean_up_stale", "enter_sandbox"]
+__all__ = [
+    "Sandbox",
+    "WriteReport",
+    "clean_up",
+    "clean_up_stale",
+    "enter_sandbox",
+    "needs_restore",
+    "restore_command",
+    "session_environment",
+]

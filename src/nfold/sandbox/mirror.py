@@ -129,7 +129,7 @@ class CopyOnWriteMirror:
         return place
 
     def _lock(self) -> IO[bytes]:
-        return lock_file(Path(f"{self.root}.turn"))
+        return lock_file(Path(f"{self.root}.lock"))
 
 
 def _parts(path: str) -> list[str]:

@@ -9,19 +9,21 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfold.core.errors import MachineUnfit
 from nfold.core.source_location import SANDBOX_ROOTS, display_path
 from nfold.sandbox.audit_events import AUDIT_HOOK, wrap_unaudited_writers
+from nfold.sandbox.file_claims import FileClaims, results_folder
 from nfold.sandbox.file_lock import lock_file
 from nfold.sandbox.mirror import CopyOnWriteMirror
 from nfold.sandbox.undo_journal import UndoJournal
 
 ROOT, JOURNAL, WRITE_LOG, LOCK = "root", "journal", "touched", "lock"
-STORE_NAME = "nfold.db"
-CACHE_VARIABLES = (
+CLEANUP_LOCK, REFUSAL = "cleanup", "refused"
+CACHE_VARIABLES = (  # folders that outlive every run
     "CUDA_CACHE_PATH",
     "HF_DATASETS_CACHE",
     "HF_HOME",
@@ -37,19 +39,24 @@ CACHE_VARIABLES = (
     "XDG_CACHE_HOME",
     "XDG_RUNTIME_DIR",
 )
-"""Environment variables that name folders which outlive every run."""
 HOME_CACHES = (".cache", ".triton", ".nv", ".torch", ".keras", ".config/matplotlib")
 SYSTEM_ROOTS = ("/dev", "/proc", "/sys", "/run")
 
 
 class Sandbox:
-    """The folder of one script's run, entered by this process; ``close`` is for tests."""
+    """The sandbox of one script's run, entered by this process; ``close`` is for tests.
 
-    def __init__(self, folder: Path) -> None:
+    Ranks with another ``name`` do not see each other's files, but share the journal: files outside
+    are restored to what they held before the first of them wrote.
+    """
+
+    def __init__(self, folder: Path, name: str = "") -> None:
         self.folder = folder
         self._original_folder = os.getcwd()
-        self._mirror = CopyOnWriteMirror(str(folder / ROOT), hidden=str(_results_folder(folder)))
-        self._journal = UndoJournal(str(folder / JOURNAL))
+        root = str(folder / f"{ROOT}{name}")
+        self._mirror = CopyOnWriteMirror(root, hidden=str(results_folder(folder)))
+        self._journal = UndoJournal(str(folder / JOURNAL), FileClaims(str(folder)))
+        self._write_log = folder / f"{WRITE_LOG}{name}"
         self._logged_paths: set[str] = set()
         self._restored_roots = [self._original_folder]
         self._excluded_roots = [*_excluded_paths(), str(folder.parent)]
@@ -99,7 +106,8 @@ class Sandbox:
         if self._mirror.contains(source):
             self._mirror.make_writable(source, follow=False)
         elif os.path.isdir(source) and self._is_restored(_resolve_parent(source)):
-            self._journal.record_rename(_resolve_parent(source), _resolve_parent(target))
+            with self._noting_refusal():
+                self._journal.record_rename(_resolve_parent(source), _resolve_parent(target))
         else:
             self._back_up_outside(_resolve_parent(source), file=False)
 
@@ -119,9 +127,19 @@ class Sandbox:
         if self._mirror.contains(path):
             (self.on_write if file else self.on_replace)(path)
         elif self._is_restored(path):
-            self._journal.back_up(path)
+            with self._noting_refusal():
+                self._journal.back_up(path)
             if file:
                 self._log_write(path, in_mirror=False)
+
+    @contextlib.contextmanager
+    def _noting_refusal(self) -> Iterator[None]:
+        # The script may catch the error: the parent must learn of it in any case.
+        try:
+            yield
+        except MachineUnfit as error:
+            (self.folder / REFUSAL).write_text(str(error))
+            raise
 
     def _is_restored(self, path: str) -> bool:
         return _longest_prefix(self._excluded_roots, path) < max(
@@ -132,28 +150,24 @@ class Sandbox:
         if path in self._logged_paths:
             return
         self._logged_paths.add(path)
-        with open(self.folder / WRITE_LOG, "a", encoding="ascii") as file:
+        with open(self._write_log, "a", encoding="ascii") as file:
             file.write(json.dumps([path, in_mirror]) + "\n")
 
 
-def enter_sandbox(folder: Path) -> Sandbox:
-    """Enter the scratch folder of a run: from now on this process writes only there.
+def enter_sandbox(folder: Path, name: str = "") -> Sandbox:
+    """Enter the sandbox of a run: from now on this process writes only there.
 
-    ``folder`` is made; ranks that should see each other's files share one. The working directory
-    is then the same place in the mirror. Byte code of imported modules is not kept.
+    Creates ``folder``. Ranks that shall see each other's files use one ``name``. The working
+    directory becomes the same folder in the mirror. Byte code of imported modules is not written.
     """
     folder = Path(os.path.realpath(folder))
     folder.mkdir(parents=True, exist_ok=True)
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    scratch = Sandbox(folder)
+    sandbox = Sandbox(folder, name)
     wrap_unaudited_writers()
-    AUDIT_HOOK.set_listener(scratch)
-    return scratch
-
-
-def _results_folder(folder: Path) -> Path:
-    return next((p for p in folder.parents if (p / STORE_NAME).exists()), folder)
+    AUDIT_HOOK.set_listener(sandbox)
+    return sandbox
 
 
 def _excluded_paths() -> list[str]:
@@ -183,13 +197,15 @@ MAX_LISTED_FILES = 3
 class WriteReport:
     """What a script would have written: paths with sizes in bytes, the first written first.
 
-    ``undone`` counts the files elsewhere that it really wrote and that are as before again;
-    ``failed`` are sentences about those that are not.
+    ``restored_count`` counts the files outside the sandbox that it changed and that are as before
+    again; ``restore_errors`` has a sentence for each that is not. ``refusal`` says why the script
+    was not allowed to change a file.
     """
 
     files: tuple[tuple[str, int], ...] = ()
     restored_count: int = 0
     restore_errors: tuple[str, ...] = ()
+    refusal: str | None = None
 
     def __str__(self) -> str:
         if not self.files:
@@ -197,62 +213,80 @@ class WriteReport:
         count, size = len(self.files), sum(size for _, size in self.files)
         names = [display_path(path) for path, _ in self.files[:MAX_LISTED_FILES]]
         more = ", ..." if count > MAX_LISTED_FILES else ""
-        put_back = f"; {self.restored_count} elsewhere, undone" if self.restored_count else ""
+        restored = f"; {self.restored_count} elsewhere, undone" if self.restored_count else ""
         return (
             f"would have written {count} file{'s' * (count != 1)} ({_format_size(size)}): "
-            f"{', '.join(names)}{more}{put_back}"
+            f"{', '.join(names)}{more}{restored}"
         )
 
 
 def clean_up(folder: Path) -> WriteReport:
-    """Undo and clear away what a run left in its scratch folder, however it ended.
+    """Undo what a run changed outside its sandbox, however it ended, and delete the sandbox.
 
-    What could not be put back stays in the folder, with the old content.
+    If something could not be restored, the folder stays, with the old content.
     """
-    mine = folder.with_name(f"{folder.name}-{os.getpid()}")
+    folder = Path(os.path.realpath(folder))
     try:
-        folder.rename(mine)
+        lock = lock_file(folder / CLEANUP_LOCK)
     except FileNotFoundError:
         return WriteReport()
-    with contextlib.ExitStack() as stack:
-        # A loader's worker that outlives its rank for a moment still has the lock.
-        with contextlib.suppress(OSError):
-            stack.enter_context(lock_file(mine / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        return _undo_and_remove(Path(os.path.realpath(mine)))
+    with lock:
+        # Another process may have cleaned up while this one waited for the lock.
+        return _undo_and_remove(folder) if folder.exists() else WriteReport()
 
 
 def clean_up_stale(measurements: Path) -> list[WriteReport]:
-    """Settle the scratch folders whose runs and parents are gone; what was in them.
+    """Clean up the sandboxes of runs that were killed together with their parent.
 
-    ``measurements`` holds the folders of all runs. One that a living process holds is left alone.
+    ``measurements`` holds the folders of all runs. A sandbox that a living process holds is left.
     """
+    FileClaims("").remove_expired()
     found = [folder for folder in measurements.glob("*/scratch*") if not _is_locked(folder)]
     return [clean_up(folder) for folder in sorted(found)]
 
 
+def needs_restore(folder: Path) -> bool:
+    """Whether files outside the sandbox may hold what the script wrote."""
+    return (folder / JOURNAL / "entries").exists()
+
+
 def _undo_and_remove(folder: Path) -> WriteReport:
-    noted = _logged_writes(folder)
-    files = tuple(_written_sizes(folder, noted))
-    failed = UndoJournal(str(folder / JOURNAL)).undo()
-    shutil.rmtree(folder / ROOT, ignore_errors=True)
+    roots = [root for root in sorted(folder.glob(f"{ROOT}*")) if root.is_dir()]
+    logged: dict[tuple[str, bool], Path] = {}
+    for root in roots:
+        for write in _logged_writes(folder / root.name.replace(ROOT, WRITE_LOG, 1)):
+            logged.setdefault(write, root)
+    files = tuple(_written_sizes(logged))
+    refusal = folder / REFUSAL
+    reason = refusal.read_text() if refusal.exists() else None
+    failed = UndoJournal(str(folder / JOURNAL), FileClaims(str(folder))).undo()
+    for root in roots:
+        shutil.rmtree(root, ignore_errors=True)
     if not failed:
         shutil.rmtree(folder, ignore_errors=True)
-    undone = sum(not inside for _, inside in noted)
-    return WriteReport(files=files, restored_count=undone, restore_errors=tuple(failed))
+    return WriteReport(
+        files=files,
+        restored_count=sum(not in_mirror for _, in_mirror in logged),
+        restore_errors=tuple(failed),
+        refusal=reason,
+    )
 
 
-def _written_sizes(folder: Path, noted: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, int]]:
-    mirror = CopyOnWriteMirror(str(folder / ROOT))
-    for path, inside in noted:
-        place = mirror.to_mirror(path) if inside else path
-        if os.path.isfile(place) and not (inside and os.path.islink(place)):
+def _written_sizes(logged: Mapping[tuple[str, bool], Path]) -> Iterator[tuple[str, int]]:
+    for (path, in_mirror), root in logged.items():
+        place = CopyOnWriteMirror(str(root)).to_mirror(path) if in_mirror else path
+        if os.path.isfile(place) and not (in_mirror and os.path.islink(place)):
             yield path, os.path.getsize(place)
 
 
-def _logged_writes(folder: Path) -> list[tuple[str, bool]]:
-    file = folder / WRITE_LOG
-    lines = file.read_text(encoding="ascii").split("\n")[:-1] if file.exists() else []
-    return list(dict.fromkeys((path, inside) for path, inside in map(json.loads, lines)))
+def _logged_writes(file: Path) -> list[tuple[str, bool]]:
+    lines = file.read_text(encoding="ascii", errors="replace").split("\n") if file.exists() else []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # torn: the report names one file less
+            path, in_mirror = json.loads(line)
+            found.append((path, in_mirror))
+    return found
 
 
 def _is_locked(folder: Path) -> bool:

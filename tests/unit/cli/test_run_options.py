@@ -180,7 +180,9 @@ def test_inside_a_job_the_script_just_runs(tmp_path: Path) -> None:
     file.write_text(
         "import json, os, sys\nprint(json.dumps([sys.argv, os.environ['NFOLD_PLAN']]))\n"
     )
-    done = nfold("--plan", "seed=3", str(file), "--debug", RANK="1", WORLD_SIZE="2")
+    done = nfold(
+        "--plan", "seed=3", str(file), "--debug", RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1"
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[str(file), "--debug"], '{"seed": 3}']
     assert done.stderr == ""

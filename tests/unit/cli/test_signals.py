@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,49 @@ def test_a_further_interrupt_ends_the_process_at_once(first: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stdout == ""
+
+
+def test_an_interrupt_at_once_names_the_command_that_restores_files(tmp_path: Path) -> None:
+    journal = tmp_path / "results" / "measurements" / "m" / "scratch" / "journal"
+    journal.mkdir(parents=True)
+    (journal / "entries").touch()
+    done = _interrupted_twice(journal.parents[1])
+    assert done.returncode == 130
+    assert f"nfold explain SCRIPT --results {tmp_path / 'results'}" in done.stderr
+    (journal / "entries").unlink()
+    assert _interrupted_twice(journal.parents[1]).stderr == ""
+
+
+def _interrupted_twice(measurement: Path) -> subprocess.CompletedProcess[str]:
+    code = TWICE.format(first="SIGINT", second="SIGINT").replace(
+        "as stop:\n", f"as stop:\n    stop.abort_notice = notice(Path({str(measurement)!r}))\n"
+    )
+    imports = (
+        "from functools import partial\nfrom pathlib import Path\n"
+        "from nfold.launch.handoff import HandoffFolder\n"
+        "from nfold.launch.workload_run import _abort_notice\n"
+        "notice = lambda path: partial(_abort_notice, HandoffFolder(path))\n"
+    )
+    command = [sys.executable, "-c", imports + code]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_interrupt_during_the_imports_prints_one_line(tmp_path: Path) -> None:
+    """The import of the commands interrupts this process itself."""
+    interrupt = (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nfor _ in range(10**6): pass\n"
+    )
+    (tmp_path / "typer.py").write_text(interrupt)
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "nfold", "env"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "nfold: stopped by Ctrl-C\n"
 
 
 def test_a_further_termination_is_patient() -> None:

@@ -6,11 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from nfold.launch.supervisor import ProcessTree
+from nfold.core.process_identity import ProcessIdentity
+from nfold.engines.base import Phase
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
+from nfold.launch.launch_spec import ProcessSpec, RunOptions
+from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
+from nfold.launch.supervisor import Supervisor
 
 PARENT = """
 import subprocess, sys, time
@@ -57,6 +65,90 @@ def test_a_process_id_that_went_to_somebody_else_is_not_signalled(
         tree.signal(other.pid, signal.SIGKILL)
         assert other.poll() is None
         other.kill()
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def test_an_id_of_a_rank_that_the_kernel_reused_is_not_signalled(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    """A rank that was stopped left its heartbeat; its id now belongs to another process."""
+    folder = HandoffFolder(tmp_path)
+    writer = HeartbeatWriter(folder.heartbeat_file(0), bystander.pid)
+    writer._fields[5] -= 1
+    writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
+    spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
+    ending = Supervisor(folder, spec, RunOptions(results=tmp_path, hang_timeout_s=0.5)).run()
+    assert ending.hung == (0, 3)
+    assert bystander.poll() is None
+
+
+def test_a_rank_that_reports_itself_is_signalled(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    folder = HandoffFolder(tmp_path)
+    writer = HeartbeatWriter(folder.heartbeat_file(0), bystander.pid)
+    writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
+    spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
+    assert psutil.pid_exists(bystander.pid)
+    Supervisor(folder, spec, RunOptions(results=tmp_path, hang_timeout_s=0.5)).run()
+    assert not psutil.pid_exists(bystander.pid)
+
+
+DETACHING = """
+import subprocess, sys
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+child = subprocess.Popen(sleep, start_new_session=True, env={})
+print(child.pid, flush=True)
+"""
+
+
+def test_a_process_that_was_detached_is_named_and_left_running() -> None:
+    with adopt_orphans():
+        command = [sys.executable, "-c", DETACHING]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as root:
+            tree = ProcessTree(root, ("NFOLD_FOLDER", "/a/run/of/its/own"))
+            assert root.stdout is not None
+            child = psutil.Process(int(root.stdout.readline()))
+            root.wait()
+            assert tree.kill() == []
+            ((pid, text),) = tree.detached()
+    assert pid == child.pid
+    assert "time.sleep(600)" in text
+    assert child.is_running()
+    child.kill()
+    child.wait()
+
+
+def test_idle_is_a_process_whose_tree_uses_no_cpu_time(bystander: subprocess.Popen[bytes]) -> None:
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with subprocess.Popen([sys.executable, "-c", parent]) as busy:
+        trees = {process: ProcessTree(process) for process in (bystander, busy)}
+        idle = {process: IdleDetector(tree) for process, tree in trees.items()}
+        time.sleep(1)
+        for _ in range(40):
+            found = {p: detector.is_idle(p.pid, 1, 2.0) for p, detector in idle.items()}
+            time.sleep(0.1)
+        assert found == {bystander: True, busy: False}
+        assert not idle[bystander].is_idle(bystander.pid, 2, 2.0)
+        trees[busy].kill()
+
+
+def test_an_identity_ends_with_its_process() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        identity = ProcessIdentity.of(process.pid)
+        assert identity is not None
+        assert identity.is_running
+        assert identity.command == "sleep 600"
+        assert not ProcessIdentity(process.pid, identity.start_ticks - 1).is_running
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not identity.is_running
 
 
 def test_a_halted_process_is_seen() -> None:

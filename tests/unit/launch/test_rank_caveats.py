@@ -83,5 +83,5 @@ def test_a_slow_rank(seconds: float, flagged: bool) -> None:
 
 def test_what_a_rank_noted_itself_is_said_once() -> None:
     note = (("fallback", "not captured"),)
-    found = verdict.rank_caveats([_rank(0, notes=note), _rank(1, notes=note)])
+    found = verdict.rank_caveats([_rank(0, caveats=note), _rank(1, caveats=note)])
     assert [doubt.kind for doubt in found] == ["fallback"]

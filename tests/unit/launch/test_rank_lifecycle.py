@@ -8,34 +8,34 @@ import sys
 REFERRED = """
 import atexit
 from torch.utils.data import DataLoader
-from nfold.launch.rank_lifecycle import end_well
+from nfold.launch.rank_lifecycle import exit_after_handlers
 
 loader = DataLoader(range(64), num_workers=2, persistent_workers=True)
 batches = iter(loader)
 next(batches)
 workers = list(batches._workers)
 atexit.register(lambda: print(sum(one.is_alive() for one in workers), "of", len(workers)))
-end_well()
+exit_after_handlers()
 """
 KILLED = """
 import os
 from torch.utils.data import DataLoader
-from nfold.launch.rank_lifecycle import end_children, end_now
+from nfold.launch.rank_lifecycle import kill_children, exit_without_cleanup
 
 loader = DataLoader(range(64), num_workers=4)
 batches = iter(loader)
 next(batches)
 pids = [one.pid for one in batches._workers]
-end_children()
+kill_children()
 print(sum(os.path.exists(f"/proc/{pid}") for pid in pids), "of", len(pids), flush=True)
-end_now(0)
+exit_without_cleanup(0)
 """
 PLAIN = """
 import atexit
-from nfold.launch.rank_lifecycle import end_well
+from nfold.launch.rank_lifecycle import exit_after_handlers
 
 atexit.register(lambda: print("handled"))
-end_well()
+exit_after_handlers()
 """
 
 

@@ -161,6 +161,70 @@ def test_a_rank_that_ended_well_is_done_not_silent(tmp_path: Path) -> None:
     assert beat.phase == Phase.FINISHED
 
 
+LEARN = """
+import os, sys, torch
+from nfold.launch.handoff import HandoffFolder
+from pathlib import Path
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+def report():
+    print(HandoffFolder(Path(sys.argv[1])).read_heartbeat(1))
+report()
+for batch in torch.utils.data.DataLoader(range(2)):
+    pass
+report()
+for _ in range(3):
+    optimizer.step()
+torch.compile(optimizer.step, backend="eager")()
+optimizer.step()
+if os.fork() == 0:
+    optimizer.step()
+    os._exit(0)
+os.wait()
+report()
+"""
+
+
+def test_steps_and_batches_of_a_script_are_signs_of_life(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LEARN)
+    folder = HandoffFolder(tmp_path / "run")
+    done = rank(folder.path, "script", "0", "train.py", str(folder.path), cwd=tmp_path)
+    assert done.returncode == 0
+    log = folder.rank_log(1).read_text()
+    lines = [one for one in log.splitlines() if "HeartbeatRecord" in one or one == "None"]
+    assert "UserWarning" not in log
+    assert lines[0] == "None"
+    assert "FIRST_STEP: 1>, step=0" in lines[1]
+    assert "STEPPING: 2>, step=4" in lines[2]
+    beat = folder.read_heartbeat(1)
+    assert beat is not None
+    assert (beat.phase, beat.step, beat.is_inferred) == (Phase.FINISHED, 4, True)
+
+
+def test_a_script_that_reports_itself_is_not_overruled(tmp_path: Path) -> None:
+    own = (
+        "import os, sys, torch\nfrom nfold.launch.handoff import HandoffFolder, HeartbeatWriter\n"
+        "from pathlib import Path\nfile = HandoffFolder(Path(sys.argv[1])).heartbeat_file(1)\n"
+        "HeartbeatWriter(file, os.getpid()).beat(2, 7, 0, 1)\n"
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()\n"
+    )
+    (tmp_path / "train.py").write_text(own)
+    folder = HandoffFolder(tmp_path / "run")
+    rank(folder.path, "script", "0", "train.py", str(folder.path), cwd=tmp_path)
+    beat = folder.read_heartbeat(1)
+    assert beat is not None
+    assert (beat.step, beat.is_inferred) == (7, False)
+
+
+def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "try:\n    raise KeyboardInterrupt\nfinally:\n    print('saved')\n"
+    )
+    assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 130
+    folder = HandoffFolder(tmp_path / "run")
+    assert folder.rank_log(1).read_text() == "saved\n"
+    assert folder.read_failures() == []
+
+
 def test_a_lost_rank_stays_lost_where_the_script_wraps_it() -> None:
     import torch  # noqa: F401  # what was raised is PyTorch's only where PyTorch is there
 

@@ -21,10 +21,26 @@ def test_all_well() -> None:
     assert determine_status(TreeExit(exit_code=0), [], {}, 2, 2) == ("ok", None)
 
 
-def test_an_end_without_samples_is_a_crash() -> None:
+def test_an_end_without_samples_is_no_crash_if_the_exit_code_is_0() -> None:
     status, cause = determine_status(TreeExit(exit_code=0), [], {}, 1, 2)
-    assert status == "crashed"
+    assert status == "unsupported"
     assert cause is not None
+    assert determine_status(TreeExit(exit_code=1), [], {}, 1, 2)[0] == "crashed"
+
+
+def test_a_script_that_ended_early_is_no_crash_and_has_its_steps() -> None:
+    ended = RankFailure(rank=0, status="unsupported", text="ended with exit code 0", step=7)
+    status, cause = determine_status(TreeExit(exit_code=1), [ended], {}, 0, 1)
+    assert cause is not None
+    assert (status, cause.step) == ("unsupported", 7)
+
+
+def test_a_stopped_rank_is_named_as_stopped() -> None:
+    ending = TreeExit(hung=(1, 3), is_hung_rank_stopped=True)
+    _, cause = determine_status(ending, [], {}, 0, 2)
+    assert cause is not None
+    assert cause.rank == 1
+    assert "SIGSTOP" in cause.text
 
 
 @pytest.mark.parametrize("status", ["oom", "diverged", "crashed"])
@@ -50,7 +66,7 @@ def test_a_rank_that_left_without_a_word_comes_before_those_that_lost_it() -> No
     assert status == "crashed"
     assert cause is not None
     assert cause.rank == 1
-    assert "exited with 7" in cause.text
+    assert "exited with code 7" in cause.text
 
 
 def test_what_the_agent_terminated_is_not_the_cause() -> None:

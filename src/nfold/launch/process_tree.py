@@ -1,0 +1,191 @@
+"""The processes of one run: find, signal and end them, and no others."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from nfold.core.process_identity import ProcessIdentity
+
+KILL_TIMEOUT_S = 5.0
+PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
+IDLE_CPU_SHARE = 0.01  # of one core: NCCL's watchdog threads of a waiting rank use less
+IDLE_CHECK_INTERVAL_S = 1.0
+
+
+@contextlib.contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """Become the parent of descendants whose own parent ends (Linux), so that they can be found.
+
+    See prctl(2), PR_SET_CHILD_SUBREAPER.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    libc, before = ctypes.CDLL(None), ctypes.c_int(0)
+    libc.prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+
+
+class ProcessTree:
+    """The process that nfold started and every process that was seen to descend from it.
+
+    A process is known by its id and its start time: an id that the kernel has given to another
+    process in the meantime is never signalled. ``marker`` is an environment variable and its value
+    that only processes of this run have; it also finds processes whose parent has ended.
+    """
+
+    def __init__(
+        self, root: subprocess.Popen[bytes], marker: tuple[str, str] | None = None
+    ) -> None:
+        self.root = root
+        self._marker = marker
+        self._processes: dict[int, psutil.Process] = {}
+        self._add(root.pid)
+        self._own_children = {child.pid for child in psutil.Process().children()}
+
+    def track(self, identity: ProcessIdentity) -> None:
+        """Add a process that reports to belong to this run, unless it has ended."""
+        if identity.pid not in self._processes and identity.is_running:
+            self._add(identity.pid)
+
+    def _add(self, pid: int) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._processes[pid] = psutil.Process(pid)
+
+    def is_stopped(self, pid: int) -> bool:
+        """Whether a process of the tree is stopped by a signal (SIGSTOP) or by a debugger."""
+        return self._status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def is_waiting_for_disk(self, pid: int) -> bool:
+        return self._status(pid) == psutil.STATUS_DISK_SLEEP
+
+    def cpu_seconds(self, pid: int) -> float:
+        """Return the CPU time of a process of the tree and its descendants."""
+        process, seconds = self._processes.get(pid), 0.0
+        if process is not None:
+            with contextlib.suppress(psutil.Error):
+                for one in (process, *process.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        times = one.cpu_times()
+                        seconds += times.user + times.system
+        return seconds
+
+    def signal(self, pid: int, signum: signal.Signals) -> None:
+        """Send a signal to a process of the tree, if it is still the same process."""
+        process = self._processes.get(pid)
+        if process is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+
+    def kill(self) -> list[int]:
+        """SIGKILL the whole tree and wait; returns the ids of processes still there after 5 s."""
+        self._discover()
+        for pid in self._processes:
+            self.signal(pid, signal.SIGKILL)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        self.root.wait()
+        others = [p for p in self._processes.values() if p.pid != self.root.pid]
+        _, alive = psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
+        return [process.pid for process in alive if not _is_zombie(process)]
+
+    def detached(self) -> list[tuple[int, str]]:
+        """Return id and command of processes that the run left behind, after ``kill``.
+
+        They have neither a parent of the tree nor its marker: started in a session of their own
+        with another environment. Needs ``adopt_orphans``.
+        """
+        found = []
+        for child in psutil.Process().children():
+            if child.pid in self._own_children or child.pid in self._processes:
+                continue
+            if _is_zombie(child):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+                continue
+            with contextlib.suppress(psutil.Error):
+                found.append((child.pid, " ".join(child.cmdline())[:200]))
+        return found
+
+    def _status(self, pid: int) -> str | None:
+        process = self._processes.get(pid)
+        try:
+            return None if process is None else str(process.status())
+        except psutil.NoSuchProcess:
+            return None
+
+    def _discover(self) -> None:
+        for process in list(self._processes.values()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child in process.children(recursive=True):
+                    self._processes.setdefault(child.pid, child)
+        if self._marker is not None:
+            for process in psutil.process_iter():
+                if _has_marker(process, self._marker):
+                    self._processes.setdefault(process.pid, process)
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """CPU time of a process at a time, and whether it was idle up to then."""
+
+    life_sign: int
+    start_s: float
+    checked_s: float
+    cpu_s: float
+    is_idle: bool = False
+
+
+class IdleDetector:
+    """Finds processes that use no CPU time; time spent waiting for a disk is not idle."""
+
+    def __init__(self, tree: ProcessTree) -> None:
+        self._tree = tree
+        self._samples: dict[int, CpuSample] = {}
+
+    def is_idle(self, pid: int, life_sign: int, window_s: float) -> bool:
+        """Whether a process was idle for at least ``window_s`` since its last sign of life.
+
+        The window begins with the first call after a new ``life_sign``, and anew when the process
+        was busy.
+        """
+        now, last = time.monotonic(), self._samples.get(pid)
+        if last is None or last.life_sign != life_sign:
+            self._samples[pid] = CpuSample(life_sign, now, now, self._tree.cpu_seconds(pid))
+            return False
+        if now - last.start_s < window_s or now - last.checked_s < IDLE_CHECK_INTERVAL_S:
+            return last.is_idle
+        cpu_s = self._tree.cpu_seconds(pid)
+        used = cpu_s - last.cpu_s
+        busy = used > IDLE_CPU_SHARE * (now - last.start_s) or self._tree.is_waiting_for_disk(pid)
+        start, cpu = (now, cpu_s) if busy else (last.start_s, last.cpu_s)
+        self._samples[pid] = CpuSample(life_sign, start, now, cpu, is_idle=not busy)
+        return not busy
+
+
+def _has_marker(process: psutil.Process, mark: tuple[str, str]) -> bool:
+    name, value = mark
+    try:
+        return bool(process.environ().get(name) == value)
+    except (psutil.Error, OSError):
+        return False
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,189 @@
+"""Which run may change a file outside its sandbox: one at a time, for all runs of a user.
+
+A claim is a small file in the user's cache folder, named by a hash of the path. It needs no release:
+it holds while the sandbox folder of its run exists (the old content is still in there) or the
+session, the nfold process that started the run, is alive. A session keeps its claims between its
+runs, so that another session cannot take a file from it in the middle of an experiment.
+
+Runs of other hosts are seen only if their results folder is visible here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from nfold.core.errors import MachineUnfit
+from nfold.core.process_identity import ProcessIdentity
+from nfold.core.serialization import deserialize, serialize
+from nfold.sandbox.file_lock import lock_file
+
+SESSION_VARIABLE = "NFOLD_SESSION"  # process id and start time of the nfold process of a run
+STORE_NAME = "nfold.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One path that a run has changed, or is about to change; ``tree``: and all below it."""
+
+    path: str
+    folder: str
+    pid: int
+    start_ticks: int
+    tree: bool = False
+
+    @property
+    def session(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.start_ticks)
+
+
+def session_environment() -> dict[str, str]:
+    """Return the variable that names this process as the session of the ranks that it starts."""
+    own = ProcessIdentity.of_this_process()
+    return {SESSION_VARIABLE: f"{own.pid} {own.start_ticks}"}
+
+
+class FileClaims:
+    """The claims of the run whose sandbox is ``folder``."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        named = os.environ.get(SESSION_VARIABLE, "").split()
+        self._session = (
+            ProcessIdentity(*map(int, named)) if named else ProcessIdentity.of_this_process()
+        )
+        self._registry = _registry_folder()
+
+    def claim(self, path: str, *, tree: bool = False) -> None:
+        """Claim a path; with ``tree`` all below it.
+
+        Raises MachineUnfit if another run holds it, with the path and the process.
+        """
+        claim = Claim(
+            path=path,
+            folder=self.folder,
+            pid=self._session.pid,
+            start_ticks=self._session.start_ticks,
+            tree=tree,
+        )
+        with self._lock():
+            for held in self._overlapping(path, tree=tree):
+                if self._blocks(held):
+                    raise MachineUnfit(_refusal(held))
+            self._write(claim)
+
+    def holder(self, path: str) -> str | None:
+        """Return why this run must not write to a path, or None."""
+        with self._lock():
+            held = next(filter(self._blocks, self._overlapping(path, tree=False)), None)
+        return None if held is None else _refusal(held)
+
+    def own_paths(self) -> list[str]:
+        """Return the paths that this run has claimed."""
+        return [claim.path for claim in self._all() if claim.folder == self.folder]
+
+    def release(self, *, keep: Set[str]) -> None:
+        """Release the paths that are restored, though the sandbox folder stays for the others."""
+        with self._lock():
+            for claim in self._all():
+                if claim.folder == self.folder and claim.path not in keep:
+                    self._write(dataclasses.replace(claim, folder=""))
+
+    def remove_expired(self) -> None:
+        """Delete the claims of sessions that have ended and left nothing to restore."""
+        with self._lock():
+            for claim in self._all():
+                if not os.path.isdir(claim.folder) and not claim.session.is_running:
+                    self._record(claim.path).unlink(missing_ok=True)
+
+    def _blocks(self, claim: Claim) -> bool:
+        if claim.folder == self.folder:
+            return False
+        if os.path.isdir(claim.folder):
+            return True
+        return claim.session != self._session and claim.session.is_running
+
+    def _overlapping(self, path: str, *, tree: bool) -> Iterator[Claim]:
+        at_path = _read(self._record(path))
+        if at_path is not None:
+            yield at_path
+        for parent in Path(path).parents:
+            above = _read(self._record(str(parent)))
+            if above is not None and above.tree:
+                yield above
+        if tree:
+            yield from (c for c in self._all() if c.path.startswith(path.rstrip(os.sep) + os.sep))
+
+    def _all(self) -> list[Claim]:
+        found = map(_read, sorted(self._registry.glob("*.json")))
+        return [claim for claim in found if claim is not None]
+
+    def _write(self, claim: Claim) -> None:
+        record = self._record(claim.path)
+        aside = record.with_suffix(".new")
+        with aside.open("w", encoding="ascii") as file:
+            json.dump(serialize(claim), file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(record)
+
+    def _record(self, path: str) -> Path:
+        return self._registry / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        with lock_file(self._registry / "lock"):
+            yield
+
+
+def _registry_folder() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    folder = Path(cache, "nfold", "file-claims")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir(), f"nfold-{os.getuid()}", "file-claims")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder
+
+
+def _read(record: Path) -> Claim | None:
+    try:
+        return deserialize(Claim, json.loads(record.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return None
+
+
+def _refusal(claim: Claim) -> str:
+    if claim.session.is_running:
+        process = f"process {claim.pid}: {claim.session.command}"
+        return (
+            f"{claim.path} is in use by another nfold run ({process}), which restores it at its "
+            "end; next: start again when that process has ended, or let the script write to another file"
+        )
+    return (
+        f"{claim.path} holds what a script wrote in an nfold run that was killed (process "
+        f"{claim.pid}); its old content is in {claim.folder}; next: {restore_command(claim.folder)}"
+    )
+
+
+def results_folder(folder: Path) -> Path:
+    """Return the results folder that a sandbox lies in; without a store the sandbox itself."""
+    return next((p for p in folder.parents if (p / STORE_NAME).exists()), folder)
+
+
+def restore_command(folder: str) -> str:
+    """Return the command that restores the files of a killed run before it does anything else."""
+    found = results_folder(Path(folder))
+    results = found if str(found) != folder else Path(folder).parents[2]
+    return f"nfold explain SCRIPT --results {results}"
