@@ -22,11 +22,291 @@ from nfold.core.errors import RunFailure, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
 from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_location import display_path
+from nfold.core.stats import median
+from nfold.core.variant import Variant
+from nfold.explain import planner
+from nfold.explain.advice.pytorch import gap_locations, with_gap_locations
+from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
+from nfold.explain.metrics import compute_metrics, gpu_clock_rates, loading_ms_per_step
+from nfold.explain.planner import (
+    batch_size_trials,
+    epoch_boundary_trials,
+    interleaved_seconds,
+    with_original_batch,
+    with_run_length,
+)
+from nfold.explain.trials import (
+    LARGER_BUDGET_HINT,
+    TrialResults,
+    TrialRunner,
+    failure_reason,
+    failure_text,
+    hit_time_limit,
+)
+from nfold.launch.launch_spec import StopRequest
+from nfold.launch.verdict import check_same_samples
+
+PILOT_STEPS = 30
+PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
+MAX_ROUNDS = 6
+OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
+MAX_PROBE_S = 300.0  # or twice the time budget; includes all that a script does before its steps
+MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
+ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]  # per rank; empty if deleted
+
+
+class ExperimentEvents:
+    """Callbacks of an experiment. The base class ignores all events."""
+
+    def planned(self, design: ExperimentDesign, results: TrialResults) -> None:
+        """The design is complete; ``results`` will hold its trials."""
+
+    def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
+        """A run of ``trials`` in one process tree starts, in round ``number``."""
+
+    def updated(self, remaining_s: float) -> None:
+        """The results of a measured trial were added."""
+
+    def finished(
+        self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], remaining_s: float
+    ) -> None:
+        """``trials`` ran, well or not, or earlier measurements of them were found."""
+
+
+@dataclass
+class TimeBudget:
+    """The time budget, in seconds."""
+
+    budget_s: float
+    now: Callable[[], float] = time.monotonic
+    started_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_at = self.now()
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self.budget_s - (self.now() - self.started_at))
+
+
+@dataclass
+class Experiment:
+    """The trials of one explanation while they run."""
+
+    runner: TrialRunner
+    time_budget: TimeBudget
+    events: ExperimentEvents
+    stop: StopRequest = field(default_factory=StopRequest)
+    results: TrialResults = field(default_factory=TrialResults)
+    _not_interleaved: set[Trial] = field(default_factory=set)
+    _retried: set[Trial] = field(default_factory=set)
+    _interleaved_failures: dict[Trial, str] = field(default_factory=dict)
+    _finds_unused_parameters: bool = False
+    _step_s: float = 0.0
+
+    def run(self, design: ExperimentDesign) -> ExperimentDesign:
+        """Measure the trials of ``design``.
+
+        Returns the design with run lengths, the code in host gaps and the clock rates of the
+        devices. Raises RunFailure if the baseline or the real run fails.
+        """
+        if design.profile is not None:
+            self.runner = self.runner.with_profile(design.profile)
+        design = self._with_run_length(design)
+        self.events.planned(design, self.results)
+        self._finds_unused_parameters = (
+            design.profile is not None and design.profile.find_unused_parameters
+        )
+        required, observed = list(planner.required(design)), list(planner.observed_in_probe(design))
+        # A cause that the probe run observed does not wait for the slots of all other trials.
+        self._run_required(design, (design.actual(), design.baseline), observed or required)
+        fixes = planner.dominant_fixes(design, self.results)
+        self._run_round(self._affordable(fixes), 0, fixes)
+        epochs = epoch_boundary_trials(
+            design, self.results, self.runner.epoch_steps, self.time_budget.budget_s
+        )
+        urgent = [*observed, *batch_size_trials(design)]
+        first_round = [*urgent, *required, *epochs]
+        original_batch = functools.partial(
+            with_original_batch, design, self.results, self._interleaved_failures
+        )
+        self._run_round(self._affordable(first_round), 0, urgent, until=original_batch)
+        other_design = original_batch()
+        if other_design is not None:
+            self.results = TrialResults()
+            return self.run(other_design)
+        self._run_round(first_round, 0)
+        for number in range(1, MAX_ROUNDS):
+            follow_ups = planner.follow_ups(design, self.results)
+            trials = self._next_trials(design, [*first_round, *follow_ups], number)
+            new = [
+                trial
+                for trial in dict.fromkeys([*follow_ups, *trials])
+                if not self.results.was_tried(trial)
+            ]
+            if number == 1 and "unsteady" in self.results.unstable_steps():
+                new = [design.actual(), *new]
+            if (
+                not (trials or new)
+                or self.stop
+                or not self._run_round([*new, *trials], number, new)
+            ):
+                break
+        clock_rates = gpu_clock_rates(self.results.measurements(), design.devices)
+        return dataclasses.replace(
+            with_gap_locations(design, self.results.measurements()), clock_rates=clock_rates
+        )
+
+    def run_probe(self, trial: Trial, *, force: bool = False) -> Measurement:
+        """Run a probe whatever time is left; it may fail. ``force`` ignores stored measurements."""
+        found = None if force else self.runner.stored(trial, 0)
+        if found is None:
+            self.events.started([trial], 0, self.time_budget.remaining_s)
+            limit_s = max(MAX_PROBE_S, 2 * self.time_budget.budget_s)
+            found = self.runner.measure(trial, 0, limit_s)
+        self.events.finished([trial], 0, [found], self.time_budget.remaining_s)
+        return found
+
+    def _with_run_length(self, design: ExperimentDesign) -> ExperimentDesign:
+        step_s = self._step_s = (design.step_ms or self._pilot_step_ms(design)) / 1e3
+        single = Trial(plan=design.plan.edit(steps=1, epochs=None))
+        interleaved = self.runner.shared_trial(single) is not None
+        return with_run_length(design, step_s, interleaved=interleaved)
+
+    def _pilot_step_ms(self, design: ExperimentDesign) -> float:
+        pilot = Trial(plan=design.plan.edit(steps=PILOT_STEPS, epochs=None))
+        self._run_required(design, [pilot])
+        (found,) = self.results.runs.pop(pilot).values()
+        return compute_metrics(found, ranks_synchronize=True)["step"]
+
+    def _run_round(
+        self,
+        trials: Iterable[Trial],
+        number: int,
+        first: Collection[Trial] = (),
+        until: Callable[[], object] = lambda: None,
+    ) -> bool:
+        """Run every trial once, until ``until`` returns true; return whether any was measured.
+
+        The process trees of ``first`` come first, in this order, because the time budget may end.
+        The others follow in random order.
+        """
+        groups = self._interleaved_groups(trials)
+        random.Random(number).shuffle(groups)
+        pending = [one for one in dict.fromkeys(first) if not self.results.is_done(one, number)]
+        rank = {trial: place for place, trial in enumerate(pending)}
+        groups.sort(key=lambda group: min(rank.get(trial, len(rank)) for trial in group))
+        measured = [self._run_group(group, number) for group in groups if not until()]
+        return any(measured)
+
+    def _interleaved_groups(self, trials: Iterable[Trial]) -> list[list[Trial]]:
+        """Group trials by process tree, in the order of the first trial of each tree.
+
+        A wrapper that finds unused parameters exchanges them in every backward: a trial without
+        gradient exchange needs a process tree of its own.
+        """
+        found: dict[object, list[Trial]] = {}
+        for trial in dict.fromkeys(trials):
+            own_tree = trial in self._not_interleaved or (
+                self._finds_unused_parameters and trial.variant.exchange == "none"
+            )
+            shared = None if own_tree else self.runner.shared_trial(trial)
+            found.setdefault((shared is None, shared or trial), []).append(trial)
+        return list(found.values())
+
+    def _affordable(self, trials: Iterable[Trial]) -> list[Trial]:
+        left_s, fitting = self.time_budget.remaining_s, []
+        for group in self._interleaved_groups(t for t in trials if not self.results.is_done(t, 0)):
+            known = all(self.runner.stored(trial, 0) for trial in group)
+            left_s -= 0.0 if known else self.results.expected_seconds(group)
+            if left_s >= 0:
+                fitting += group
+        return fitting
+
+    def _run_required(
+        self, design: ExperimentDesign, required: Iterable[Trial], optional: Sequence[Trial] = ()
+    ) -> None:
+        """Run the trials that an explanation needs, whatever time is left.
+
+        ``optional`` trials that share their process trees run with them, unless steps are so long
+        that the time budget does not allow it. A trial that fails is retried once, because a
+        script that passed its probe run may fail by chance.
+        """
+        for trial in required:
+            while trial not in self.results.runs:
+                if trial in self.results.reasons:
+                    reason = self.results.reasons.pop(trial)
+                    if self.stop or trial in self._retried:
+                        raise RunFailure(f"{trial}: {reason}; nothing can be explained")
+                    self._retried.add(trial)
+                (group, *_) = self._interleaved_groups([trial, *optional])
+                missing = [one for one in group if self._needs_run(one, 0)]
+                if trial in missing:
+                    if self._step_s > LONG_STEP_S:
+                        seconds = interleaved_seconds(design, missing, self._step_s)
+                        if seconds > self.time_budget.remaining_s:
+                            missing = [trial]
+                    self.events.started(missing, 0, self.time_budget.remaining_s)
+                    self._record(missing, 0, self._run(missing, 0))
+                    self.events.updated(self.time_budget.remaining_s)
+
+    def _run_group(self, group: Sequence[Trial], number: int) -> bool:
+        """Run the trials of one process tree, if time allows; return whether any is measured.
+
+        The limit is the remaining time plus the expected duration, because the work of a script
+        between its epochs may take any time.
+        """
+        missing = [trial for trial in group if self._needs_run(trial, number)]
+        seconds, new = self.results.expected_seconds(missing), not self.results.has(missing[:1])
+        remaining_s = (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
+        if missing and not self.stop and seconds <= remaining_s:
+            self.events.started(missing, number, self.time_budget.remaining_s)
+            limit_s = self.time_budget.remaining_s + seconds
+            self._record(missing, number, self._run(missing, number, limit_s))
+            self.events.updated(self.time_budget.remaining_s)
+        return any(number in self.results.runs.get(trial, {}) for trial in group)
+
+    def _needs_run(self, trial: Trial, number: int) -> bool:
+        if self.results.is_done(trial, number):
+            return False
+        reason = self.runner.refusal_reason(trial)
+        if reason is not None:
+            self.results.reasons[trial] = reason
+            return False
+        retry = number == 0 and trial in self._retried
+        found = None if retry else self.runner.stored(trial, number)
+        if found is not None:
+            self._record([trial], number, [found])
+        return found is None
+
+    def _run(
+        self, trials: Sequence[Trial], number: int, limit_s: float | None = None
+    ) -> list[Measurement]:
+        if len(trials) > 1:
+            return self.runner.measure_interleaved(trials, number, limit_s)
+        return [self.runner.measure(trial, number, limit_s) for trial in trials]
+
+    def _record(self, trials: Sequence[Trial], number: int, found: list[Measurement]) -> None:
+        """Add measurements to the results.
+
+        A trial without a window when an interleaved run ended is not added: it runs again by itself.
+        If no trial had one, ``_interleaved_failures`` gets the reason of the first.
+        """
+        self.events.finished(trials, number, found, self.time_budget.remaining_s)
+        for trial, measurement in zip(trials, found, strict=True):
+            ok = measurement.status == "ok"
+            measured = ok and bool(
+                compute_metrics(measurement, ranks_synchronize=trial.ranks_synchronize)
+            )
+            if len(trials) > 1 and not measured and (ok or not self.stop):
+                self._not_interleaved.add(trial)
+            else:
                 self.results.add(trial, number, measurement)
-        if self._not_interleaved.issuperset(trials) and found[0].status in (
-            "crashed",
-            "unsupported",
-        ):
+        failed = found[0].status in ("crashed", "unsupported")
+        if self._not_interleaved.issuperset(trials) and failed:
             self._interleaved_failures[trials[0]] = failure_reason(found[0])
 
     def _next_trials(
@@ -39,26 +319,15 @@ from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
         """
         if number < 3:
             return trials
-<<<<<<< HEAD
-        asked = planner.widest_interval(design, self.results)
-        shared = {self.runner.shared_trial(rung) for rung in asked} - {None}
-        return [*asked, *(rung for rung in trials if self.runner.shared_trial(rung) in shared)]
+        widest = planner.widest_interval(design, self.results)
+        shared = {self.runner.shared_trial(trial) for trial in widest} - {None}
+        return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
 
 
 OWN_ERRORS = re.compile(
     r"\b(AttributeError|FileNotFoundError|ImportError|IndentationError|IndexError|KeyError"
     r"|ModuleNotFoundError|NameError|SyntaxError|TypeError|ZeroDivisionError)\b"
 )
-PROBE_STEPS = 40
-"""Steps of a first look: by its end, what a few workers made ahead is used up."""
-MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
-ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]
-"""What every rank saw in a measurement; empty where that is no longer there."""
-=======
-        widest = planner.widest_interval(design, self.results)
-        shared = {self.runner.shared_trial(trial) for trial in widest} - {None}
-        return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
->>>>>>> explaincore
 
 
 def probe_script(
@@ -83,47 +352,29 @@ def probe_script(
     first, profiles = _run_probe(experiment, ranks, read_profiles, *others)
     if not several:
         if first.status != "ok":
-<<<<<<< HEAD
             raise RunFailure(_failure_message(experiment.runner, first))
-        return _design_from_probe(first, scaling or "weak", seen[0], machine)
-    if first.status == "ok" and any(one.process_group for one in seen):
-        if seen[0].parallel in MODEL_PARALLEL_NAMES:
-=======
-            raise RunFailure(_failure_message(name, first))
         return _design_from_probe(first, scaling or "weak", profiles[0], machine)
     if first.status == "ok" and any(profile.process_group for profile in profiles):
         profile = profiles[0]
         if profile.parallel in MODEL_PARALLEL_NAMES:
->>>>>>> explaincore
             raise RunFailure(
                 f"{name} divides its model over {devices_plan.devices or 1} devices "
                 f"({MODEL_PARALLEL_NAMES[profile.parallel]}), which compute the same samples "
                 "together; nfold explains only work that is divided by samples; next: --devices 1, "
                 "to explain one device"
             )
-<<<<<<< HEAD
-        own = dataclasses.replace(seen[0], slices_batches=_slices_batches(first, seen[0]))
-        return _design_from_probe(first, scaling or "weak", own, machine)
-    if _fails_in_any_process(first):
-        raise RunFailure(_failure_message(experiment.runner, first))
-    second, seen = _run_probe(experiment, single, read_profiles)
-    failed = next((m for m in (first, second) if m.status != "ok"), None)
-    if second.status != "ok" and failed is not None:
-        raise RunFailure(_failure_message(experiment.runner, failed))
-    made = _design_from_probe(second, scaling or _natural_scaling(seen[0]), seen[0], machine)
-    why = "" if first.status == "ok" else failure_text(first)
-=======
         profile = dataclasses.replace(profile, slices_batches=_slices_batches(first, profile))
         return _design_from_probe(first, scaling or "weak", profile, machine)
+    if _fails_in_any_process(first):
+        raise RunFailure(_failure_message(experiment.runner, first))
     second, profiles = _run_probe(experiment, one_process, read_profiles)
     if second.status != "ok":
         failed = first if first.status != "ok" else second
-        raise RunFailure(_failure_message(name, failed))
+        raise RunFailure(_failure_message(experiment.runner, failed))
     design = _design_from_probe(
         second, scaling or _natural_scaling(profiles[0]), profiles[0], machine
     )
     failure = "" if first.status == "ok" else failure_text(first)
->>>>>>> explaincore
     return dataclasses.replace(
         design, multi_process_failure=failure, scaling_requested=scaling is not None
     )
@@ -156,7 +407,6 @@ def _run_probe(
 def _failure_message(runner: TrialRunner, failed: Measurement) -> str:
     name, text = runner.target_name, failure_text(failed)
     rank = (failed.cause.rank if failed.cause else None) or 0
-<<<<<<< HEAD
     log = display_path((runner.results_folder / str(failed.folder) / f"rank-{rank}.log").absolute())
     printed = f"; its output: {log}" if failed.folder else ""
     what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
@@ -166,14 +416,9 @@ def _failure_message(runner: TrialRunner, failed: Measurement) -> str:
 def _fails_in_any_process(failed: Measurement) -> bool:
     """Whether another way to start the script cannot help: it has an error of its own."""
     text = failure_text(failed)
-    return failed.status == "crashed" and (
-        "without a step of a torch optimizer" in text or OWN_ERRORS.search(text) is not None
+    return failed.status == "unsupported" or (
+        failed.status == "crashed" and OWN_ERRORS.search(text) is not None
     )
-=======
-    log = f" (output: {failed.folder}/rank-{rank}.log in the results folder)"
-    cause = f"{failure_text(failed)}{_probe_hint(failed)}"
-    return f"{name} {failed.status}: {cause}{log * bool(failed.folder)}; nothing can be explained"
->>>>>>> explaincore
 
 
 def _probe_hint(failed: Measurement) -> str:

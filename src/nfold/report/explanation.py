@@ -17,7 +17,6 @@ from nfold.explain.result.view import (
 )
 from nfold.report.export import escape_markdown, pipe_table
 
-
 SMALL_FRACTION = 0.005
 """Of the step: smaller parts of a row are not printed."""
 
