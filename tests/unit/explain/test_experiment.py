@@ -160,7 +160,7 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
     usual = runner(SCRIPT)
 
     def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
-        limits.append(more["options"].limit_s)
+        limits.append(more["options"].time_limit_s)
         measurement: Measurement = usual(workload, plan, ablation, **more)
         return measurement
 
@@ -343,13 +343,13 @@ class Sharing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
 
-    def knowing(self, seen: ScriptProfile) -> Sharing:
-        return Sharing(self._of.knowing(seen), self._fails)
+    def with_profile(self, seen: ScriptProfile) -> Sharing:
+        return Sharing(self._of.with_profile(seen), self._fails)
 
-    def together(self, trial: Trial) -> Trial | None:
+    def shared_trial(self, trial: Trial) -> Trial | None:
         return Trial(plan=trial.plan, variant=interleave.process_wide(trial.variant))
 
-    def measure_together(
+    def measure_interleaved(
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
         if self._fails:

@@ -326,7 +326,7 @@ def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: st
     given: list[float] = []
 
     def run(_workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
-        given.append(more["options"].limit_s)
+        given.append(more["options"].time_limit_s)
         ended = failed(Trial(plan=asked, variant=ablation), "")
         return dataclasses.replace(
             ended, status=status, cause=FailureCause(text="it ended", step=step)
