@@ -1,4 +1,4 @@
-"""Values and intervals of rungs: rounds cancel, few runs are wide, ranks that differ are told."""
+"""Values and intervals of trials: rounds cancel, few runs are wide, ranks that differ are told."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _difference(view: MetricView) -> float:
     return view.step(FULL) - view.step(BARRIER)
 
 
-def test_what_a_round_does_to_all_rungs_cancels() -> None:
+def test_what_a_round_does_to_all_trials_cancels() -> None:
     slow = {0: 1.0, 1: 1.3, 2: 0.8}
     table = {
         (FULL, "step"): {n: 12 * by for n, by in slow.items()},
@@ -38,7 +38,7 @@ def test_what_a_round_does_to_all_rungs_cancels() -> None:
     assert (found.low, found.high) == pytest.approx((found.value, found.value))
 
 
-def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
+def test_a_trial_of_later_rounds_only_is_compared_fairly() -> None:
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 12.0, 1: 24.0},
         (LADDER.baseline, "step"): {0: 20.0, 1: 40.0},
@@ -49,7 +49,7 @@ def test_a_rung_of_later_rounds_only_is_compared_fairly() -> None:
     ) == pytest.approx(1.2)
 
 
-def test_what_a_tree_does_to_its_rungs_cancels_where_one_was_in_fewer_rounds() -> None:
+def test_what_a_tree_does_to_its_trials_cancels_where_one_was_in_fewer_rounds() -> None:
     slow = {0: 1.0, 1: 1.1, 2: 0.95, 3: 1.2, 4: 1.3}
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {n: 12 * by for n, by in slow.items()},
@@ -57,7 +57,7 @@ def test_what_a_tree_does_to_its_rungs_cancels_where_one_was_in_fewer_rounds() -
         (BARRIER, "slowest"): {n: 9 * slow[n] for n in (0, 1)},
         (LADDER.baseline, "step"): {0: 20.0, 1: 20.1},
     }
-    shared = {(rung, n): f"tree {n}" for rung in (FULL, BARRIER) for n in slow}
+    shared = {(trial, n): f"tree {n}" for trial in (FULL, BARRIER) for n in slow}
     fit = BootstrapFit(table, [], process_trees=shared)
     assert fit.view.step(FULL) / fit.view.step(BARRIER) == pytest.approx(1.2)
     assert fit.view.step(BARRIER) / fit.view.slowest_rank_step(BARRIER) == pytest.approx(10 / 9)
@@ -85,7 +85,7 @@ def test_one_slow_process_tree_is_no_slow_round() -> None:
         (LADDER.replicas("resident"), "step"): {0: 6.68, 1: 6.67},
     }
     alone = [LADDER.baseline, LADDER.one_device("resident")]
-    shared = {(rung, number): f"tree {number}" for rung in alone for number in (0, 1)}
+    shared = {(trial, number): f"tree {number}" for trial in alone for number in (0, 1)}
     assert BootstrapFit(table, [], process_trees=shared).view.step(FULL) == pytest.approx(16.4)
 
 
@@ -94,15 +94,15 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     for _ in range(times):
         steps = {FULL: 12.0, BARRIER: 10.0, LADDER.baseline: 20.0, NONE: 10.0}
         table: dict[MetricKey, dict[int, float]] = {
-            (rung, "step"): {n: ms * draws.lognormvariate(0, 0.02) for n in range(3)}
-            for rung, ms in steps.items()
+            (trial, "step"): {n: ms * draws.lognormvariate(0, 0.02) for n in range(3)}
+            for trial, ms in steps.items()
         }
         low, high = _bounds(BootstrapFit(table, [], resamples=150), _difference)
         held += low <= 2 <= high
     assert held >= 0.9 * times
 
 
-def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> None:
+def test_one_run_a_trial_has_the_scatter_inside_runs_or_that_of_processes() -> None:
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 12.0},
         (BARRIER, "step"): {0: 10.0},
@@ -117,25 +117,25 @@ def test_one_run_a_rung_has_the_scatter_inside_runs_or_that_of_processes() -> No
     assert wide.low < 1
 
 
-def test_where_hosts_are_ahead_one_run_a_rung_tells_more() -> None:
+def test_where_hosts_are_ahead_one_run_a_trial_tells_more() -> None:
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 12.0},
         (BARRIER, "step"): {0: 10.0},
     }
     both = (FULL, BARRIER)
-    found = BootstrapFit(table, [(rung, 0.0) for rung in both], host_ahead=both).interval(
+    found = BootstrapFit(table, [(trial, 0.0) for trial in both], host_ahead=both).interval(
         _difference
     )
     assert found.low is not None
     assert 1.6 < found.low < 2
-    wide = BootstrapFit(table, [(rung, 0.05) for rung in both], host_ahead=both).interval(
+    wide = BootstrapFit(table, [(trial, 0.05) for trial in both], host_ahead=both).interval(
         _difference
     )
     assert wide.low is not None
     assert wide.low < 1
 
 
-def test_a_rung_whose_host_is_not_ahead_makes_no_other_less_sure() -> None:
+def test_a_trial_whose_host_is_not_ahead_makes_no_other_less_sure() -> None:
     """What lies between epochs is waited for: passes that are cut short tell nothing of steps."""
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 12.0},
@@ -156,8 +156,8 @@ def test_what_scatters_from_tree_to_tree_makes_nothing_else_less_sure(kinds: int
     quiet = [BARRIER, NONE, *(LADDER.replicas(kind) for kind in ("resident", "replayed"))]
     quiet += [LADDER.barrier_only("replayed"), LADDER.no_allreduce("replayed")]
     table: dict[MetricKey, dict[int, float]] = {(FULL, "step"): {0: 28.0, 1: 32.0}}
-    table |= {(rung, "step"): {0: 22.0, 1: 22.05} for rung in quiet[: kinds - 1]}
-    shared = {(rung, number): f"tree {number}" for rung, _ in table for number in (0, 1)}
+    table |= {(trial, "step"): {0: 22.0, 1: 22.05} for trial in quiet[: kinds - 1]}
+    shared = {(trial, number): f"tree {number}" for trial, _ in table for number in (0, 1)}
     inside = {run: 0.2 if run[0] == FULL else 0.002 for run in shared}
     found = BootstrapFit(table, [], process_trees=shared, within_errors=inside, host_ahead=quiet)
     assert _width(found, _unexchanged) < 1
@@ -168,12 +168,14 @@ def test_intervals_of_turns_hold_the_truth_about_as_often_as_they_say() -> None:
     """Two trees of five turns each, 3 % apart, in which each turn is another 2 % off."""
     draws, held, times = random.Random(5), 0, 60
     steps = dict.fromkeys([FULL, BARRIER, NONE, LADDER.baseline, LADDER.replicas("resident")], 10.0)
-    shared = {(rung, number): f"tree {number}" for rung in steps for number in (0, 1)}
+    shared = {(trial, number): f"tree {number}" for trial in steps for number in (0, 1)}
     for _ in range(times):
         trees = [draws.lognormvariate(0, 0.03) for _ in range(2)]
         table: dict[MetricKey, dict[int, float]] = {
-            (rung, "step"): {n: ms * t * draws.lognormvariate(0, 0.02) for n, t in enumerate(trees)}
-            for rung, ms in steps.items()
+            (trial, "step"): {
+                n: ms * t * draws.lognormvariate(0, 0.02) for n, t in enumerate(trees)
+            }
+            for trial, ms in steps.items()
         }
         low, high = _bounds(
             BootstrapFit(table, [], resamples=150, process_trees=shared), _difference
@@ -236,7 +238,7 @@ def test_what_is_not_waited_for_between_epochs_is_as_certain_as_both_are_togethe
     assert (whole.low, whole.value, whole.high) == pytest.approx((20.0, 23.0, 26.0))
 
 
-def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
+def test_trials_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
     assert LADDER.actual() is LADDER.actual()
     assert LADDER.actual() == Trial(plan=LADDER.plan, variant=Variant())
     assert LADDER.barrier_only("real") == Trial(
@@ -249,8 +251,8 @@ def test_rungs_are_one_object_each_and_equal_where_they_ask_the_same() -> None:
     assert str(NONE) == "2 devices, batch 200, input resident, exchange none"
 
 
-def test_what_a_process_tree_does_to_all_its_rungs_does_not_count_between_them() -> None:
-    """Trees differ by 10 %, rungs inside a tree by 0.1 %: a difference of two is known well."""
+def test_what_a_process_tree_does_to_all_its_trials_does_not_count_between_them() -> None:
+    """Trees differ by 10 %, trials inside a tree by 0.1 %: a difference of two is known well."""
     draws = random.Random(5)
     table: dict[MetricKey, dict[int, float]] = {(LADDER.baseline, "step"): {}, (FULL, "step"): {}}
     table[BARRIER, "step"] = {}
@@ -258,9 +260,9 @@ def test_what_a_process_tree_does_to_all_its_rungs_does_not_count_between_them()
     for number in range(4):
         tree = draws.lognormvariate(0, 0.1)
         table[LADDER.baseline, "step"][number] = 20 * draws.lognormvariate(0, 0.1)
-        for rung, ms in ((FULL, 12.0), (BARRIER, 10.0)):
-            table[rung, "step"][number] = ms * tree * draws.lognormvariate(0, 0.001)
-            shared[rung, number] = str(number)
+        for trial, ms in ((FULL, 12.0), (BARRIER, 10.0)):
+            table[trial, "step"][number] = ms * tree * draws.lognormvariate(0, 0.001)
+            shared[trial, number] = str(number)
     alone = BootstrapFit(table, []).interval(_difference)
     found = BootstrapFit(table, [], process_trees=shared).interval(_difference)
     assert None not in (found.low, found.high, alone.low, alone.high)
@@ -292,7 +294,7 @@ STARVED: dict[MetricKey, dict[int, float]] = {
     (BARRIER, "step"): {0: 0.2, 1: 0.2},
     (NONE, "step"): {0: 13.5, 1: 13.5},
 }
-"""A loader that sleeps, in two runs that are far apart; a batch that is replayed; another rung."""
+"""A loader that sleeps, in two runs that are far apart; a batch that is replayed; another trial."""
 
 
 @pytest.mark.parametrize(("other", "sure"), [(BARRIER, True), (NONE, False)])

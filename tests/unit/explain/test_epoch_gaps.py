@@ -96,14 +96,14 @@ def test_a_run_that_failed_stays_as_it_is() -> None:
     ("left_out", "gap_ms"), [(Variant(), 15.0), (Variant(exchange="none"), 0.05)]
 )
 def test_it_is_a_part_of_every_step_of_ranks_that_wait(left_out: Variant, gap_ms: float) -> None:
-    rung = Trial(plan=PLAN, variant=left_out)
-    first_ms = STEP_MS + 299.0 if rung.ranks_synchronize else STEP_MS
+    trial = Trial(plan=PLAN, variant=left_out)
+    first_ms = STEP_MS + 299.0 if trial.ranks_synchronize else STEP_MS
     measured = TrialResults()
     ranks = (_rank(0, 300.0, STEP_MS), _rank(1, 1.0, first_ms))
-    measured.add(rung, 0, _of(*ranks, variant=left_out or None))
+    measured.add(trial, 0, _of(*ranks, variant=left_out or None))
     view = measured.fit(20).view
-    assert view.epoch_gap(rung) == pytest.approx(gap_ms)
-    assert view.step(rung) == pytest.approx(STEP_MS)
+    assert view.epoch_gap(trial) == pytest.approx(gap_ms)
+    assert view.step(trial) == pytest.approx(STEP_MS)
 
 
 @pytest.mark.parametrize(

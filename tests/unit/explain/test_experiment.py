@@ -49,10 +49,10 @@ class Noting(ExperimentEvents):
         self.trees: list[tuple[Trial, ...]] = []
 
     def finished(
-        self, rungs: Sequence[Trial], number: int, found: Sequence[Measurement], left_s: float
+        self, trials: Sequence[Trial], number: int, found: Sequence[Measurement], left_s: float
     ) -> None:
-        self.runs += [(rung, number) for rung in rungs]
-        self.trees.append(tuple(rungs))
+        self.runs += [(trial, number) for trial in trials]
+        self.trees.append(tuple(trials))
 
 
 def _experiment(
@@ -114,13 +114,13 @@ def test_even_without_time_the_speedup_is_measured() -> None:
     assert build_view(found).untested.startswith("Not tested: launch-bound, imbalance, link")
 
 
-def test_rungs_are_repeated_in_rounds_of_another_order() -> None:
+def test_trials_are_repeated_in_rounds_of_another_order() -> None:
     experiment, _, noting = _experiment(1000.0)
     experiment.run(ladder())
-    rounds = {n: [rung for rung, number in noting.runs if number == n] for n in (1, 2)}
+    rounds = {n: [trial for trial, number in noting.runs if number == n] for n in (1, 2)}
     assert set(rounds[1]) == set(rounds[2])
     assert rounds[1] != rounds[2]
-    assert all(len(set(rungs)) == len(rungs) for rungs in rounds.values())
+    assert all(len(set(trials)) == len(trials) for trials in rounds.values())
 
 
 @pytest.mark.parametrize(("missing_s", "left_out"), [(0.1, 0), (0.3, 1)])
@@ -138,7 +138,7 @@ def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
     fixes = set(CAUSES_BY_ID["link"].fixes(asked).values())
-    second = [rung for rung, number in noting.runs if number == 1]
+    second = [trial for trial, number in noting.runs if number == 1]
     assert fixes
     assert set(second[: len(fixes)]) == fixes
 
@@ -160,7 +160,7 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
     usual = runner(SCRIPT)
 
     def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
-        limits.append(more["options"].limit_s)
+        limits.append(more["options"].time_limit_s)
         measurement: Measurement = usual(workload, plan, ablation, **more)
         return measurement
 
@@ -198,7 +198,7 @@ def test_a_run_that_ends_because_of_a_request_to_stop_is_not_tried_again() -> No
     assert asked == 1
 
 
-def test_a_rung_that_fails_is_left_out_with_its_reason_and_not_tried_again() -> None:
+def test_a_trial_that_fails_is_left_out_with_its_reason_and_not_tried_again() -> None:
     asked: list[Variant | None] = []
     usual = runner(SCRIPT)
 
@@ -255,7 +255,7 @@ def test_queues_of_loaders_get_no_more_than_some_seconds_to_settle() -> None:
 
 
 def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None:
-    """Steps of one and the same rung differ by more than half: no interval excludes 0."""
+    """Steps of one and the same trial differ by more than half: no interval excludes 0."""
     script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
     experiment = Experiment(target(script), TimeBudget(1000.0), ExperimentEvents())
     asked = experiment._with_run_length(ladder())
@@ -300,7 +300,7 @@ def _costing(cause: str, ms: float, *, named: bool = False) -> Finding:
 def test_a_named_cause_asks_for_its_fixes() -> None:
     experiment, _, noting = _experiment(1000.0)
     asked = experiment.run(ladder())
-    assert asked.with_plan(exchange="bf16") in {rung for rung, _ in noting.runs}
+    assert asked.with_plan(exchange="bf16") in {trial for trial, _ in noting.runs}
 
 
 def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,11 +319,11 @@ def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment, ticking, noting = _experiment(6.0)
     experiment.run(ladder())
     assert ticking.now <= 6.0
-    asked = [rung for rung, number in noting.runs if number == 0][3:]
+    asked = [trial for trial, number in noting.runs if number == 0][3:]
     wanted = list(dict.fromkeys(planner.required(experiment_ladder(asked))))
-    measured = [rung for rung in wanted if rung in asked]
+    measured = [trial for trial in wanted if trial in asked]
     assert measured
-    left = [rung for rung in wanted if rung not in {rung for rung, _ in noting.runs}]
+    left = [trial for trial in wanted if trial not in {trial for trial, _ in noting.runs}]
     assert min(map(wanted.index, left)) > max(map(wanted.index, measured))
 
 
@@ -334,7 +334,7 @@ def experiment_ladder(runs: list[Trial]) -> ExperimentDesign:
 
 
 class Sharing:
-    """A target whose rungs of one plan share a process tree; the first tree may fail."""
+    """A target whose trials of one plan share a process tree; the first tree may fail."""
 
     def __init__(self, of: Any, fails: bool = False) -> None:
         self._of = of
@@ -343,22 +343,22 @@ class Sharing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._of, name)
 
-    def knowing(self, seen: ScriptProfile) -> Sharing:
-        return Sharing(self._of.knowing(seen), self._fails)
+    def with_profile(self, seen: ScriptProfile) -> Sharing:
+        return Sharing(self._of.with_profile(seen), self._fails)
 
-    def together(self, rung: Trial) -> Trial | None:
-        return Trial(plan=rung.plan, variant=interleave.process_wide(rung.variant))
+    def shared_trial(self, trial: Trial) -> Trial | None:
+        return Trial(plan=trial.plan, variant=interleave.process_wide(trial.variant))
 
-    def measure_together(
-        self, rungs: Sequence[Trial], number: int, limit_s: float | None = None
+    def measure_interleaved(
+        self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
         if self._fails:
-            return [failed(rung, "it does not like turns") for rung in rungs]
-        return [self._of.measure(rung, number, limit_s) for rung in rungs]
+            return [failed(trial, "it does not like turns") for trial in trials]
+        return [self._of.measure(trial, number, limit_s) for trial in trials]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
+def test_trials_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
     experiment, _, noting = _experiment(1000.0)
     experiment.runner = Sharing(experiment.runner, fails)
     made = experiment.run(ladder())
@@ -367,7 +367,7 @@ def test_rungs_of_one_process_tree_are_measured_together_or_each_by_itself(fails
     assert made.barrier_only(made.cheapest_input) in real
     assert made.baseline not in real
     assert all(
-        len({interleave.process_wide(rung.variant) for rung in tree}) == 1 for tree in shared
+        len({interleave.process_wide(trial.variant) for trial in tree}) == 1 for tree in shared
     )
     if fails:
         by_itself = [tree for tree in noting.trees if tree == (made.actual(),)]
@@ -414,7 +414,7 @@ def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others
         return
     assert noting.trees[:2] == [(made.actual(),), (made.baseline,)]
     before = itertools.takewhile(lambda tree: barrier not in tree, noting.trees)
-    known = {rung for tree in before for rung in tree}
+    known = {trial for tree in before for trial in tree}
     assert {
         made.with_expandable_segments(made.actual()),
         made.with_expandable_segments(made.baseline),

@@ -84,8 +84,8 @@ def test_one_run_of_one_device_that_crashes_is_enough() -> None:
 def test_so_is_one_in_which_several_were_to_take_turns() -> None:
     experiment = explaining(100, [])
     asked = probe_script(experiment, PLACE, None, HOST, lambda _: (SEEN,))
-    rungs = [asked.one_device("real"), asked.one_device("replayed")]
-    experiment._record(rungs, 0, [failed(rung, "ValueError: 50") for rung in rungs])
+    trials = [asked.one_device("real"), asked.one_device("replayed")]
+    experiment._record(trials, 0, [failed(trial, "ValueError: 50") for trial in trials])
     assert not experiment.results.reasons
     own = with_original_batch(asked, experiment.results, experiment._interleaved_failures)
     assert own is not None

@@ -88,8 +88,8 @@ def test_half_of_what_is_missing_is_enough() -> None:
 
 def test_a_slow_rank_that_nobody_moved_yet_is_told_by_its_clock() -> None:
     asked = ladder("weak", devices=2)
-    rung = asked.no_allreduce(asked.cheapest_input)
-    view = MetricView({(rung, "rank 0"): 10.0, (rung, "rank 1"): 11.0})
+    trial = asked.no_allreduce(asked.cheapest_input)
+    view = MetricView({(trial, "rank 0"): 10.0, (trial, "rank 1"): 11.0})
     both = "rank 1 is slow: compare its device and its share of the data"
     assert ImbalanceCause().fix(asked, view) == both
     known = dataclasses.replace(asked, clock_rates=(GpuClockRate(1980.0), GpuClockRate(1800.0)))

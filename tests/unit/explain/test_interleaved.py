@@ -26,7 +26,7 @@ FULL, BARE = Trial(plan=PLAN), Trial(plan=PLAN, variant=Variant(exchange="none")
 STEPS = 10
 
 
-def _of(rung: Trial, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Measurement:
+def _of(trial: Trial, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Measurement:
     """Two ranks alike, a window for each of the given milliseconds."""
     sizes = steps or [STEPS] * len(step_ms)
     windows = tuple(
@@ -41,7 +41,7 @@ def _of(rung: Trial, step_ms: Sequence[float], steps: Sequence[int] = ()) -> Mea
         plan=PLAN,
         machine=HOST,
         status="ok",
-        variant=rung.variant or None,
+        variant=trial.variant or None,
         ranks=tuple(ranks),
     )
 
@@ -80,7 +80,7 @@ def test_the_error_is_about_that_of_the_readings() -> None:
             for left_out in (Variant(), Variant(exchange="none"), Variant(exchange="barrier"))
         }
         found, errors = interleaved_metrics(
-            {rung: _of(rung, times) for rung, times in members.items()}
+            {trial: _of(trial, times) for trial, times in members.items()}
         )
         off.append(found[FULL]["step"] / found[BARE]["step"] - 1)
         said.append((sum(error**2 for error in errors.values()) / len(errors)) ** 0.5)
@@ -89,7 +89,7 @@ def test_the_error_is_about_that_of_the_readings() -> None:
 
 
 def test_turns_that_follow_each_other_are_cut_between_their_cycles() -> None:
-    """At a turning point of the order a rung has two turns, and one window may be of both."""
+    """At a turning point of the order a trial has two turns, and one window may be of both."""
     sizes = [10, 10, 5, 10, 10, 10, 10, 10, 10, 10, 5]
     parts = split_by_cycle(_of(FULL, [1.0] * len(sizes), sizes), MAX_CYCLES)
     assert [sum(w.steps for w in part.ranks[1].windows) for part in parts] == [25, 20, 30, 25]

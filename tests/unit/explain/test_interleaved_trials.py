@@ -147,16 +147,16 @@ def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:
     assert "ended_early" not in {doubt.kind for doubt in explained(script).caveats}
 
 
-def test_rungs_share_what_their_framework_can_change() -> None:
+def test_trials_share_what_their_framework_can_change() -> None:
     shared = target(Scenario(can_interleave=True))
-    rung = ladder().no_allreduce("replayed", (1, 0))
-    whole = Trial(plan=rung.plan.edit(epochs=1))
-    assert shared.shared_trial(rung) == Trial(plan=rung.plan, variant=Variant(devices=(1, 0)))
+    trial = ladder().no_allreduce("replayed", (1, 0))
+    whole = Trial(plan=trial.plan.edit(epochs=1))
+    assert shared.shared_trial(trial) == Trial(plan=trial.plan, variant=Variant(devices=(1, 0)))
     assert shared.shared_trial(whole) is None
-    assert target(Scenario()).shared_trial(rung) is None
+    assert target(Scenario()).shared_trial(trial) is None
     fewer = dataclasses.replace(shared, switchable_fields=lambda *_: ("input",))
-    assert fewer.shared_trial(rung) == Trial(
-        plan=rung.plan, variant=process_wide(rung.variant, ("input",))
+    assert fewer.shared_trial(trial) == Trial(
+        plan=trial.plan, variant=process_wide(trial.variant, ("input",))
     )
 
 
@@ -201,14 +201,14 @@ def _slower_in_the_end(usual: Any, times: float) -> Any:
 
 
 class Second(ExperimentEvents):
-    """The first rungs of the second round."""
+    """The first trials of the second round."""
 
     def __init__(self) -> None:
-        self.rungs: list[Trial] = []
+        self.trials: list[Trial] = []
 
-    def started(self, rungs: Sequence[Trial], number: int, left_s: float) -> None:
+    def started(self, trials: Sequence[Trial], number: int, left_s: float) -> None:
         del left_s
-        self.rungs = self.rungs or [*rungs] * (number == 1)
+        self.trials = self.trials or [*trials] * (number == 1)
 
 
 @pytest.mark.parametrize(("times", "unsteady"), [(1.0, False), (1.5, True)])
@@ -220,14 +220,14 @@ def test_on_an_unsteady_host_the_real_run_has_another_tree_before_what_is_new(
     drifting = target(script, Memory(), _slower_in_the_end(usual, times))
     experiment = Experiment(drifting, TimeBudget(SECONDS), second)
     measured = experiment.run(ladder())
-    assert (measured.actual() in second.rungs) == unsteady
+    assert (measured.actual() in second.trials) == unsteady
     told = {doubt.kind for doubt in build_budget("digits", measured, experiment.results).caveats}
     assert ("unsteady" in told) == unsteady
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_without_its_input_a_step_is_what_it_is_with_batches_given_again(seed: int) -> None:
-    """Of runs of which no two are alike: what other rungs scatter by is in no promise."""
+    """Of runs of which no two are alike: what other trials scatter by is in no promise."""
     noisy = {
         **COSTS,
         "noise": 0.02,

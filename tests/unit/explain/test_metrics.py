@@ -1,4 +1,4 @@
-"""From measurements to the numbers that rungs compare."""
+"""From measurements to the numbers that trials compare."""
 
 from __future__ import annotations
 

@@ -338,7 +338,7 @@ def test_what_could_not_be_compiled_is_not_advised() -> None:
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
     asked = one.run(probe_script(one, place, None, HOST, lambda _: (LAUNCHING,)))
     (first,) = build_budget("train.py", asked, one.results).significant
-    assert first.fix == "train.py:7: a larger batch_size (torch.compile was tried, and failed)"
+    assert first.fix == "train.py:7: a larger batch_size (torch.compile failed)"
 
 
 def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None:

@@ -36,7 +36,7 @@ def _explained(asked: ExperimentDesign) -> tuple[Experiment, Budget]:
 
 def test_only_its_copies_are_left_out() -> None:
     experiment, _ = _explained(_operation())
-    left_out = {rung.variant for rung in experiment.results.runs}
+    left_out = {trial.variant for trial in experiment.results.runs}
     assert left_out == {Variant(), Variant(input="resident")}
 
 
@@ -79,12 +79,12 @@ def test_another_library_that_is_faster_than_all_devices_is_told(
     asked = _operation()
     experiment, _ = _explained(asked)
     measured = experiment.results
-    runs = next(runs for rung, runs in measured.runs.items() if rung.plan.devices == 2)
+    runs = next(runs for trial, runs in measured.runs.items() if trial.plan.devices == 2)
     part = OperationPart(name="scipy", seconds=(their_ms / 1e3,), images=1, bytes=0, baseline=True)
     first = runs[0]
     ranks = (dataclasses.replace(first.ranks[0], parts=(part,)), *first.ranks[1:])
     runs[0] = dataclasses.replace(first, ranks=ranks)
-    full = next(rung for rung in measured.runs if rung.plan.devices == 2 and not rung.variant)
+    full = next(trial for trial in measured.runs if trial.plan.devices == 2 and not trial.variant)
     found = build_budget("conv2d", dataclasses.replace(asked, plan=full.plan), measured)
     texts = {doubt.kind: doubt.text for doubt in found.caveats}
     assert ("overtaken" in texts) == told

@@ -82,10 +82,12 @@ def some(measured: TrialResults, needed: tuple[Trial, ...], draws: random.Random
     """What is needed, and any of the others, in any rounds."""
     part = draws.random()
     kept = {
-        rung: {n: m for n, m in runs.items() if rung in needed or draws.random() < part}
-        for rung, runs in measured.runs.items()
+        trial: {n: m for n, m in runs.items() if trial in needed or draws.random() < part}
+        for trial, runs in measured.runs.items()
     }
-    return TrialResults({rung: runs for rung, runs in kept.items() if runs}, dict(measured.reasons))
+    return TrialResults(
+        {trial: runs for trial, runs in kept.items() if runs}, dict(measured.reasons)
+    )
 
 
 @pytest.mark.parametrize("costs", [COSTS, STARVED], ids=["fed", "starved"])
@@ -102,7 +104,7 @@ def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Scenar
         if not found.training_errors:
             assert rows + found.not_attributed_ms.value == pytest.approx(missing, abs=1e-6)
         assert all(row.fix for row in (*found.rows, *found.one_device_rows))
-        assert all(isinstance(rung, Trial) for rung in planner.follow_ups(asked, known))
+        assert all(isinstance(trial, Trial) for trial in planner.follow_ups(asked, known))
 
 
 @pytest.mark.parametrize("retries", [0.0, 1.0])

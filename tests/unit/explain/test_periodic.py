@@ -23,7 +23,7 @@ from nfold.explain.periodic import (
 
 HOST = machine()
 PLAN = plan(HOST, devices=2, batch=16, steps=100)
-RUNG = Trial(plan=PLAN)
+TRIAL = Trial(plan=PLAN)
 OTHER = Trial(plan=PLAN, variant=Variant(exchange="none"))
 WARMUP, STEPS, WINDOW = 10, 100, 10
 STEP_MS = 10.0
@@ -78,13 +78,13 @@ def _every(distance: int, ms: float, first: int = 0) -> Steps:
 
 
 def _found(*ranks: RankSamples) -> PeriodicWork:
-    return find_periodic_work({RUNG: _of(*ranks)})[RUNG]
+    return find_periodic_work({TRIAL: _of(*ranks)})[TRIAL]
 
 
 def test_what_one_rank_does_every_fifth_step_is_in_no_usual_step() -> None:
     paused = _every(5, 50.0)
     measured = _of(_rank(0, paused, paused), _rank(1, {}, paused))
-    found = find_periodic_work({RUNG: measured})[RUNG]
+    found = find_periodic_work({TRIAL: measured})[TRIAL]
     assert found.ms_per_step == pytest.approx(10.0)
     assert found.period == pytest.approx(5)
     assert found.affected_steps == {step for step in paused if step >= WARMUP}
@@ -222,8 +222,8 @@ def test_a_turn_whose_host_does_not_wait_has_them_all_the_same() -> None:
     paused = {step: ms for step, ms in more.items() if step < 60}
     ranks = [_rank(0, paused, more, last=60), _rank(1, {}, more, last=60)]
     others = [_rank(0, paused, more, first=60), _rank(1, {}, more, first=60)]
-    found = find_periodic_work({RUNG: _of(*ranks), OTHER: _of(*others)})
-    assert found[RUNG] == found[OTHER]
+    found = find_periodic_work({TRIAL: _of(*ranks), OTHER: _of(*others)})
+    assert found[TRIAL] == found[OTHER]
     assert found[OTHER].ms_per_step == pytest.approx(10.0)
     assert {60, 65, 105} <= found[OTHER].affected_steps
     rest = without_affected_steps(_of(*others), found[OTHER])
@@ -243,14 +243,14 @@ def test_turns_whose_hosts_wait_differently_are_read_each_by_its_own(
     whole = [_rank(0, paused, more), _rank(1, {}, more)]
     turns = [n % len(lengths) for n in range(1, 1 + STEPS // WINDOW)]
     parts = [rank.split_windows(turns, len(lengths)) for rank in whole]
-    rungs = [RUNG, OTHER, Trial(plan=PLAN, variant=Variant(host_syncs=False))]
+    trials = [TRIAL, OTHER, Trial(plan=PLAN, variant=Variant(host_syncs=False))]
     members = {
-        rung: _of(*ranks) for rung, ranks in zip(rungs, zip(*parts, strict=True), strict=False)
+        trial: _of(*ranks) for trial, ranks in zip(trials, zip(*parts, strict=True), strict=False)
     }
     found = find_periodic_work(members)
     assert set(found) == set(members)
     assert {round(one.ms_per_step, 6) for one in found.values()} == {10.0}
-    assert found[RUNG].affected_steps == {step for step in more if step >= WARMUP}
+    assert found[TRIAL].affected_steps == {step for step in more if step >= WARMUP}
 
 
 def test_the_usual_pause_is_none_however_long_it_is() -> None:
@@ -265,13 +265,13 @@ def test_the_usual_pause_is_none_however_long_it_is() -> None:
 
 def test_where_nobody_saw_when_batches_were_asked_for_nothing_is_told() -> None:
     rank = dataclasses.replace(_rank(0, {}, {}), host_gaps_ms=())
-    assert find_periodic_work({RUNG: _of(rank, _rank(1, {}, {}))}) == {}
+    assert find_periodic_work({TRIAL: _of(rank, _rank(1, {}, {}))}) == {}
 
 
 def test_whole_epochs_count_what_lies_in_no_window_by_themselves() -> None:
     paused = _every(5, 50.0)
     measured = _of(_rank(0, paused, paused), _rank(1, {}, paused), steps=None, epochs=2)
-    assert find_periodic_work({RUNG: measured}) == {}
+    assert find_periodic_work({TRIAL: measured}) == {}
 
 
 def test_a_run_of_nothing_else_stays_as_it_is() -> None:
@@ -296,7 +296,7 @@ def test_what_a_host_does_before_every_step_is_read_on_the_rank_where_it_is_leas
     """Every second one is no other kind of step; every fifth is, and counted by itself."""
     ranks = _rank(0, paused, paused), _rank(1, {s: 2 * ms for s, ms in paused.items()}, {})
     measured = _of(*ranks)
-    found = find_periodic_work({RUNG: measured})[RUNG]
+    found = find_periodic_work({TRIAL: measured})[TRIAL]
     assert host_gap_metrics(measured, found) == {"host_gap": pytest.approx(usual)}
     assert (
         host_gap_metrics(_of(dataclasses.replace(ranks[0], host_gaps_ms=()), ranks[1]), found) == {}
@@ -309,6 +309,6 @@ def test_every_second_step_is_half_of_every_step(first: int) -> None:
     late = dict.fromkeys(range(first, WARMUP + STEPS, 2), 20.0)
     ranks = [_rank(rank, late, late, last=WARMUP + STEPS - 1) for rank in (0, 1)]
     ranks = [dataclasses.replace(rank, host_gaps_ms=rank.host_gaps_ms[:-1]) for rank in ranks]
-    found = find_periodic_work({RUNG: _of(*ranks)})[RUNG]
+    found = find_periodic_work({TRIAL: _of(*ranks)})[TRIAL]
     assert found == PeriodicWork(STEPS - 1)
     assert host_gap_metrics(_of(*ranks), found)["host_gap"] == pytest.approx(10.0, abs=0.5)

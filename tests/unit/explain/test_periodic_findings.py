@@ -97,7 +97,7 @@ def test_it_stands_beside_what_lies_between_epochs() -> None:
     row = _row(found.rows)
     assert {name: cost.value for name, cost in row.components} == {
         "between epochs": pytest.approx(4),
-        "after some steps only": pytest.approx(0),
+        "periodic work within epochs": pytest.approx(0),
     }
     assert row.lost_ms.value == pytest.approx(4)
     assert _row(found.one_device_rows).lost_ms.value == pytest.approx(4 + 2)
@@ -121,7 +121,7 @@ def test_a_rank_that_waits_for_a_slower_one_loses_only_the_rest() -> None:
         ({"batches_per_epoch": None, "dataset_size": 2_000_000}, "whole epochs take"),
         (
             {"batches_per_epoch": 156_250_000, "dataset_size": 10_000},
-            "an epoch is 156,250,000 batches: none",
+            "an epoch has 156,250,000 batches: no",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_ends_of_epochs_may_still_be_unknown(changes: dict[str, Any], reason
     seen = dataclasses.replace(DDP, loader=dataclasses.replace(FED, **changes))
     found = _of_script(seen, seconds=100.0, **PAUSE, samples_per_epoch=2_000_000)
     assert _row(found.one_device_rows).significant
-    assert dict(found.unmeasured)["epoch-boundary"].startswith(f"the ends of its epochs: {reason}")
+    assert dict(found.unmeasured)["epoch-boundary"].startswith(f"its epoch boundaries: {reason}")
 
 
 def test_what_recurs_on_n_devices_and_is_unknown_of_one_is_told_beside_the_rows() -> None:
@@ -140,7 +140,9 @@ def test_what_recurs_on_n_devices_and_is_unknown_of_one_is_told_beside_the_rows(
     found = _of_script(endless, unwatched=1, **PAUSE)
     assert found.n_devices.step_ms.value == pytest.approx(10)
     reason = dict(found.unmeasured)["epoch-boundary"]
-    assert reason.startswith("2.00 ms of a step come after one step in 20, on one device alone")
+    assert reason.startswith(
+        "2.00 ms per step of work after every 20 steps, which was not measured on one device"
+    )
 
 
 def test_what_rank_0_alone_does_after_every_step_is_a_slower_rank_and_one_device_is_it() -> None:

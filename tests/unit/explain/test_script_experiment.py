@@ -235,7 +235,7 @@ def test_of_a_sharded_model_all_that_is_exchanged_is_one_row() -> None:
     assert "DistributedDataParallel" in rows["link"].fix
     assert rows["imbalance"].lost_ms.value == pytest.approx(2.0)
     assert found.not_attributed_ms.value == pytest.approx(0.0, abs=1e-9)
-    assert dict(found.unmeasured)["synchronization"].endswith("all of it is in link")
+    assert dict(found.unmeasured)["synchronization"].endswith("is in link")
     read = explained(dataclasses.replace(seen, host_syncs=1.0), host_syncs_ms=1.0, **costs)
     assert {row.cause: row.lost_ms.value for row in read.rows}["link"] == pytest.approx(4.0)
 
@@ -315,8 +315,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
 @pytest.mark.parametrize(
     ("status", "step", "said"),
     [
-        ("hung", 0, "took no step of a torch optimizer; next: a script that trains, or"),
-        ("interrupted", 0, "took no step of a torch optimizer; next: a script that trains, or"),
+        ("hung", 0, "no step of a torch optimizer; next: a script that trains, or"),
+        ("interrupted", 0, "no step of a torch optimizer; next: a script that trains, or"),
         ("interrupted", 3, "it ended; next: a larger --budget"),
         ("hung", 3, "it ended; nothing can be explained"),
     ],
@@ -326,7 +326,7 @@ def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: st
     given: list[float] = []
 
     def run(_workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
-        given.append(more["options"].limit_s)
+        given.append(more["options"].time_limit_s)
         ended = failed(Trial(plan=asked, variant=ablation), "")
         return dataclasses.replace(
             ended, status=status, cause=FailureCause(text="it ended", step=step)
@@ -361,9 +361,9 @@ def test_a_function_that_makes_batches_is_replayed_as_a_loader_is(on_device: boo
     (row,) = [row for row in several.significant if row.cause == "input"]
     assert row.fix.endswith(", unless they depend on what the model did")
     untested = dict(found.unmeasured)
-    assert untested["storage"].startswith("waiting in get_batch() was not watched")
+    assert untested["storage"].startswith("waiting in get_batch() is not measured")
     if on_device:
-        assert untested["copies"].startswith("get_batch() makes a batch and moves it")
+        assert untested["copies"].startswith("get_batch() makes a batch and copies it")
     else:
         (copied,) = [row for row in found.one_device_rows if row.cause == "copies"]
         assert copied.fix.startswith("train.py:5: batches in pinned memory and ")
@@ -489,7 +489,8 @@ def test_too_many_threads_are_told_before_there_is_time_for_the_rest_of_the_ladd
     asked = one.run(probe_script(one, PLACE, None, HOST, lambda _: (seen,)))
     given = [asked.actual(), *(asked.actual(i, threads=8) for i in ("real", "replayed"))]
     runs = {
-        rung: one.results.runs[rung] for rung in (*given, asked.actual("replayed"), asked.baseline)
+        trial: one.results.runs[trial]
+        for trial in (*given, asked.actual("replayed"), asked.baseline)
     }
     found = build_budget("train.py", asked, TrialResults(runs))
     (first,) = (row for row in found.rows if row.significant)
@@ -525,8 +526,8 @@ def test_what_ranks_exchange_beside_gradients_goes_one_by_one() -> None:
     found = explained(seen, **script, load_ms_per_sample=0.1)
     rows = {row.cause: row for row in found.rows}
     parts = {name: part.value for name, part in rows["synchronization"].components}
-    assert parts["buffers sent in every forward"] == pytest.approx(3.0)
-    assert parts["gradients exchanged with every batch of a step"] == pytest.approx(6.0)
+    assert parts[causes.synchronization.BUFFERS] == pytest.approx(3.0)
+    assert parts[causes.synchronization.REPEATED_ALL_REDUCE] == pytest.approx(6.0)
     assert rows["synchronization"].lost_ms.value == pytest.approx(9.5)
     assert rows["link"].lost_ms.value == pytest.approx(2.0)
     assert rows["input"].lost_ms.value == pytest.approx(0.0, abs=1e-6)
@@ -682,7 +683,7 @@ def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device
     seen = dataclasses.replace(DDP, alloc_retries=1.5)
     asked = one.run(probe_script(one, PLACE, None, HOST, lambda _: (seen,)))
     known = (asked.actual(), asked.baseline, asked.with_expandable_segments(asked.actual()))
-    runs = {rung: one.results.runs[rung] for rung in known}
+    runs = {trial: one.results.runs[trial] for trial in known}
     found = build_budget("train.py", asked, TrialResults(runs))
     (first,) = (row for row in found.rows if row.significant)
     assert (first.cause, first.fix_measured) == ("memory", True)
@@ -717,17 +718,17 @@ def test_copies_into_another_order_are_told_by_a_trace(seen: ScriptProfile, shar
     )
     assert not calm.significant
     assert "layout" not in dict(calm.unmeasured)
-    assert "was traced" in dict(explained(seen).unmeasured)["layout"]
+    assert "was profiled" in dict(explained(seen).unmeasured)["layout"]
 
 
 def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None:
     reason = dict(explained(DDP).unmeasured)["memory"]
-    assert reason == "in 30 steps the allocator never had to try again"
+    assert reason == "no allocator retry in 30 steps"
     used = dataclasses.replace(DDP, peak_memory_bytes=10**9)
     told = causes.device_memory.MemoryCause().not_applicable_reason(
         dataclasses.replace(looked(used), memory_bytes=4 * 10**9)
     )
-    assert told == f"{reason}; 1.0 of 4.0 GB of a device are used: the batch may grow"
+    assert told == f"{reason}; uses 1.0 of 4.0 GB of a device: the batch can grow"
 
 
 def test_a_process_a_device_gains_what_is_left_of_it_by_an_exchange() -> None:
@@ -798,7 +799,7 @@ def test_of_long_epochs_some_are_cut_short() -> None:
     assert unknown["epoch-boundary"].startswith("whole epochs take 900 s; next: --budget 9000s")
     counted = dataclasses.replace(DDP, loader=dataclasses.replace(fed, length_read_ahead=True))
     refused = dict(explained(counted, samples_per_epoch=2_000_000).unmeasured)
-    assert "what trains counts their batches ahead; next" in refused["epoch-boundary"]
+    assert "the trainer reads their length ahead" in refused["epoch-boundary"]
 
 
 def test_nobody_waits_for_the_end_of_an_epoch_without_one() -> None:
@@ -807,9 +808,9 @@ def test_nobody_waits_for_the_end_of_an_epoch_without_one() -> None:
     made = looked(dataclasses.replace(DDP, loader=fed))
     one = experiment(Scenario(**COSTS | {"samples_per_epoch": 10**10, "epoch_gap_ms": 30.0}))
     whole = one.run(made)
-    assert not any(rung == over_short_epochs(rung) for rung in one.results.runs)
+    assert not any(trial == over_short_epochs(trial) for trial in one.results.runs)
     reasons = dict(build_budget("train.py", whole, one.results).unmeasured)
-    assert reasons["epoch-boundary"] == "an epoch is 156,250,000 batches: none ends"
+    assert reasons["epoch-boundary"] == "an epoch has 156,250,000 batches: no epoch ends"
 
 
 def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:

@@ -24,7 +24,7 @@ REAL = Trial(plan=plan(HOST, devices=2, batch=16))
 RESIDENT = Trial(plan=REAL.plan, variant=Variant(input="resident"))
 
 
-def _run(rung: Trial, *ahead_s: float | None) -> Measurement:
+def _run(trial: Trial, *ahead_s: float | None) -> Measurement:
     """Each rank's host is so far ahead when its windows end."""
     ranks = tuple(
         RankSamples(
@@ -38,14 +38,14 @@ def _run(rung: Trial, *ahead_s: float | None) -> Measurement:
         for rank, one in enumerate(ahead_s)
     )
     return Measurement(
-        id="m", workload=Workload(name="digits"), plan=rung.plan, machine=HOST, ranks=ranks,
+        id="m", workload=Workload(name="digits"), plan=trial.plan, machine=HOST, ranks=ranks,
         status="ok",
     )  # fmt: skip
 
 
-def _in_turns(rung: Trial, *step_ms: float) -> Measurement:
+def _in_turns(trial: Trial, *step_ms: float) -> Measurement:
     """In a process tree with others, whose steps took so long in its windows."""
-    run = _run(rung, 0.01, 0.01)
+    run = _run(trial, 0.01, 0.01)
     ranks = []
     for rank in run.ranks:
         timed = zip(rank.windows, step_ms, strict=True)
@@ -56,8 +56,8 @@ def _in_turns(rung: Trial, *step_ms: float) -> Measurement:
 
 def _width_ms(*runs: tuple[Trial, Measurement]) -> float:
     measured = TrialResults()
-    for rung, run in runs:
-        measured.add(rung, 0, run)
+    for trial, run in runs:
+        measured.add(trial, 0, run)
     found = measured.fit(200).interval(lambda view: view.step(RESIDENT))
     assert found.low is not None
     assert found.high is not None
@@ -72,7 +72,7 @@ def test_of_two_ranks_the_one_counts_whose_host_is_less_ahead() -> None:
 
 
 @pytest.mark.parametrize("other", [(0.2, 0.01), (0.2, None), (0.01, 0.01)])
-def test_a_rung_scatters_less_where_every_host_is_ahead_in_every_run(
+def test_a_trial_scatters_less_where_every_host_is_ahead_in_every_run(
     other: tuple[float | None, ...],
 ) -> None:
     ahead = (REAL, _run(REAL, 0.2, 0.3))
@@ -81,16 +81,16 @@ def test_a_rung_scatters_less_where_every_host_is_ahead_in_every_run(
     assert narrow < 0.4 * wide
 
 
-def test_a_run_of_fewer_rungs_than_any_takes_what_the_others_timed_less() -> None:
-    """Three rungs took 15 s together, 0.8 s of it timed of each: one alone takes 13.4 at most."""
+def test_a_run_of_fewer_trials_than_any_takes_what_the_others_timed_less() -> None:
+    """Three trials took 15 s together, 0.8 s of it timed of each: one alone takes 13.4 at most."""
     measured = TrialResults()
-    rungs = [Trial(plan=REAL.plan, variant=Variant(threads=n)) for n in (1, 2, 3)]
-    for rung in rungs:
-        run = dataclasses.replace(_run(rung, None), folder="one tree", wall_seconds=15.0)
-        measured.add(rung, 0, run)
+    trials = [Trial(plan=REAL.plan, variant=Variant(threads=n)) for n in (1, 2, 3)]
+    for trial in trials:
+        run = dataclasses.replace(_run(trial, None), folder="one tree", wall_seconds=15.0)
+        measured.add(trial, 0, run)
     assert measured.expected_seconds([REAL]) == pytest.approx(15.0 - 2 * 4 * 10 * STEP_S)
-    assert measured.expected_seconds([REAL, RESIDENT, *rungs[:1]]) == 15.0
-    assert measured.expected_seconds(rungs) == 15.0
+    assert measured.expected_seconds([REAL, RESIDENT, *trials[:1]]) == 15.0
+    assert measured.expected_seconds(trials) == 15.0
 
 
 @pytest.mark.parametrize(
@@ -103,18 +103,18 @@ def test_what_other_processes_took_is_in_the_interval(
     host = machine(cores=2)
     asked = plan(host, devices=devices, batch=16, device="cpu", cores_per_device=1)
     busy = Caveat(kind="busy_host", text=f"other processes used {others} cores", value=others)
-    rung = Trial(plan=asked)
-    run = dataclasses.replace(_run(rung, *[None] * devices), machine=host)
+    trial = Trial(plan=asked)
+    run = dataclasses.replace(_run(trial, *[None] * devices), machine=host)
     disturbed = dataclasses.replace(run, warnings=(busy,) if others else ())
     assert contended_core_fraction(disturbed) == pytest.approx(taken)
-    calm, wide = (_interval(rung, one) for one in (run, disturbed))
+    calm, wide = (_interval(trial, one) for one in (run, disturbed))
     assert (wide > 5 * calm) == (taken > 0)
 
 
-def _interval(rung: Trial, run: Measurement) -> float:
+def _interval(trial: Trial, run: Measurement) -> float:
     measured = TrialResults()
-    measured.add(rung, 0, run)
-    found = measured.fit(200).interval(lambda view: view.step(rung))
+    measured.add(trial, 0, run)
+    found = measured.fit(200).interval(lambda view: view.step(trial))
     assert found.low is not None
     assert found.high is not None
     return found.high - found.low
@@ -142,8 +142,8 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
     longest_ms: float, *, told: bool
 ) -> None:
     measured = TrialResults()
-    for rung in (REAL, RESIDENT):
-        measured.add(rung, 0, _in_turns(rung, 20.0, 20.0, 20.0, longest_ms))
+    for trial in (REAL, RESIDENT):
+        measured.add(trial, 0, _in_turns(trial, 20.0, 20.0, 20.0, longest_ms))
     found = {doubt.kind: doubt for doubt in collect_caveats(ladder(), measured, measured.fit(20))}
     assert ("unsteady" in found) == told
     if told:
@@ -154,8 +154,8 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
 @pytest.mark.parametrize(("growth", "told"), [(1.02, False), (1.2, True)])
 def test_batches_that_grow_from_turn_to_turn_cast_doubt(growth: float, *, told: bool) -> None:
     measured = TrialResults()
-    for rung, times in ((REAL, growth), (RESIDENT, 1.0)):
-        measured.add(rung, 0, _in_turns(rung, *(20.0 * times**at for at in range(4))))
+    for trial, times in ((REAL, growth), (RESIDENT, 1.0)):
+        measured.add(trial, 0, _in_turns(trial, *(20.0 * times**at for at in range(4))))
     found = {doubt.kind: doubt for doubt in collect_caveats(ladder(), measured, measured.fit(20))}
     assert ("changing_batches" in found) == told
     if told:
