@@ -266,22 +266,30 @@ class StepAccountBuilder:
         return fixes
 
     def _measured_change(self, row: AccountRow) -> Change | None:
-        """The fastest measured fix, if it is faster than today beyond the noise."""
-        fixes = self._fixes(row)
-        if not fixes:
+        """The fastest measured fix that is faster than today beyond the noise; of those as fast, the
+        smallest setting.
+        """
+        fixes, view = self._fixes(row), self.fit.view
+        after = {
+            text: self._after_ms(trial, view)
+            for text, trial in fixes.items()
+            if self._is_faster(trial)
+        }
+        if not after:
             return None
-        view = self.fit.view
-        after = {text: self._after_ms(trial, view) for text, trial in fixes.items()}
         near = (1 + TIE_FRACTION) * min(after.values())
         best = min(
             (text for text in after if after[text] <= near),
             key=lambda text: (_setting_value(text), after[text]),
         )
         gained = functools.partial(self._gained_ms, fixes[best])
-        interval = self.fit.interval(gained)
-        if not self.fit.is_significant(interval, gained, self.attribution.achieved_ms):
-            return None
         return self._change(row, best, gained, measured=True, alternatives=fixes)
+
+    def _is_faster(self, trial: Trial) -> bool:
+        gained = functools.partial(self._gained_ms, trial)
+        return self.fit.is_significant(
+            self.fit.interval(gained), gained, self.attribution.achieved_ms
+        )
 
     def _expected_change(self, row: AccountRow) -> Change | None:
         """What the cause's advice is, with the throughput if its whole cost goes."""

@@ -235,7 +235,8 @@ def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> 
     assert costs["layout"] == pytest.approx(-2.5)
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(10)
-    assert found.goal_ms + costs["copies"] == pytest.approx(found.one_device.step_ms.value)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value + costs["copies"] == pytest.approx(found.one_device.step_ms.value)
 
 
 def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
