@@ -343,9 +343,9 @@ def _gain(budget: Budget, change: Change) -> str:
     if change.factor is None or change.samples_per_s is None:
         return ""
     now, then = budget.n_devices.samples_per_s.value, change.samples_per_s.value
-    at_most = "" if change.measured else "up to "
+    at_most = "" if change.measured else "at most "
     factor = format_factor(change.factor)
-    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {at_most}{factor} as fast"
+    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {factor} as fast"
 
 
 def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
