@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nfold.core.measurement import Measurement
 from nfold.explain.advice.pytorch import split_code, split_location
@@ -27,10 +26,8 @@ from nfold.explain.result.account import (
     TrialSummary,
 )
 from nfold.explain.result.budget import MIN_STEP_FRACTION, Finding
+from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
-
-if TYPE_CHECKING:
-    from nfold.explain.attribution import Attribution
 
 ROW_OF_CAUSE = {
     "input": "data-loader",

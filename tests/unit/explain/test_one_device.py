@@ -13,7 +13,7 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
 from nfold.engines.simulated import Scenario
 from nfold.explain.advice import pytorch
-from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
+from nfold.explain.attribution import FindingBuilder, build_budget
 from nfold.explain.causes.input_pipeline import InputCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
@@ -21,6 +21,7 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, p
 from nfold.explain.planner import required
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 from nfold.report import explanation
 
@@ -236,7 +237,9 @@ def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> 
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(10)
     assert found.device_bound is not None
-    assert found.device_bound.step_ms.value + costs["copies"] == pytest.approx(found.one_device.step_ms.value)
+    assert found.device_bound.step_ms.value + costs["copies"] == pytest.approx(
+        found.one_device.step_ms.value
+    )
 
 
 def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:
@@ -339,7 +342,7 @@ def test_what_could_not_be_compiled_is_not_advised() -> None:
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
     asked = one.run(probe_script(one, place, None, HOST, lambda _: (LAUNCHING,)))
     (first,) = build_budget("train.py", asked, one.results).significant
-    assert first.fix == "train.py:7: a larger batch_size (torch.compile was tried, and failed)"
+    assert first.fix == "train.py:7: a larger batch_size (torch.compile failed)"
 
 
 def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None:
