@@ -47,7 +47,7 @@ def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     tested = {row["cause"] for row in found["budget"]}
     assert "undivided-work" in tested
     assert {"untested_network", "untested_storage", "untested_memory"} <= untested
-    assert (tmp_path / "nfold-results" / "explain.md").exists()
+    assert (tmp_path / "nfold-results" / "digits" / "explain.md").exists()
     with Store.open(tmp_path / "nfold-results") as store:
         _shared_runs(store.measurements())
 

@@ -293,9 +293,7 @@ ExplainScaling = Annotated[
     ),
 ]
 TimeBudget = Annotated[str, typer.Option(metavar="TIME", help="Time for all runs: 90s, 3m, 1h.")]
-ExplainRemeasureFlag = Annotated[
-    bool, typer.Option("--again", help="Measure what the store has anew.")
-]
+ExplainRemeasureFlag = Annotated[bool, typer.Option("--again", help="Repeat stored measurements.")]
 EXPLAIN_CONTEXT_SETTINGS = {"ignore_unknown_options": True}
 """An option that nfold does not have is the script's."""
 ExplainDetailsFlag = Annotated[bool, typer.Option("--details", help="Print every table.")]
@@ -343,12 +341,12 @@ def explain_command(
     show: ExplainShowFlag = False,
     no_report: ExplainNoReportFlag = False,
 ) -> None:
-    """Explain where the rest of N-fold went: what costs most, what to change, what to expect.
+    """Find what costs most of a step, which line to change, and what the change gains.
 
-    The plan is run again and again with one thing left out, in fresh processes, in a random
-    order, until the time budget is spent. What the store has is not measured again, so that the
-    same command with a larger --budget goes on. A script is run unchanged, in a scratch folder
-    of links, and stopped after enough steps: what it would write is counted, and not kept.
+    Runs the training several times with one thing changed each time, in fresh processes and in
+    random order, until the time budget is spent. Stored measurements are used again: the same
+    command with a larger --budget continues. A script runs unchanged in a scratch copy of its
+    folder; files that it writes are discarded.
     """
     options = dict(locals())
     from nfold.cli.explain_command import ExplainOptions, run_explain

@@ -335,6 +335,8 @@ class ExplainProgress(ExperimentEvents):
             self._reuse_printed = True
             self._screen.print_line(STORED_RESULTS_NOTE)
         self._running = False
+        if trials[0].plan.batch is None:
+            return  # the error message of a failed probe run follows
         for failed in [one for one in found if one.status not in ("ok", "interrupted")][:1]:
             text = failed.cause.text if failed.cause else "no error message"
             self._screen.print_line(

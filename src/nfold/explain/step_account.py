@@ -6,7 +6,6 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nfold.core.measurement import Measurement
 from nfold.explain.advice.pytorch import split_code, split_location
@@ -27,10 +26,8 @@ from nfold.explain.result.account import (
     TrialSummary,
 )
 from nfold.explain.result.budget import MIN_STEP_FRACTION, Finding
+from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
-
-if TYPE_CHECKING:
-    from nfold.explain.attribution import Attribution
 
 ROW_OF_CAUSE = {
     "input": "data-loader",
@@ -266,22 +263,30 @@ class StepAccountBuilder:
         return fixes
 
     def _measured_change(self, row: AccountRow) -> Change | None:
-        """The fastest measured fix, if it is faster than today beyond the noise."""
-        fixes = self._fixes(row)
-        if not fixes:
+        """The fastest measured fix that is faster than today beyond the noise; of those as fast, the
+        smallest setting.
+        """
+        fixes, view = self._fixes(row), self.fit.view
+        after = {
+            text: self._after_ms(trial, view)
+            for text, trial in fixes.items()
+            if self._is_faster(trial)
+        }
+        if not after:
             return None
-        view = self.fit.view
-        after = {text: self._after_ms(trial, view) for text, trial in fixes.items()}
         near = (1 + TIE_FRACTION) * min(after.values())
         best = min(
             (text for text in after if after[text] <= near),
             key=lambda text: (_setting_value(text), after[text]),
         )
         gained = functools.partial(self._gained_ms, fixes[best])
-        interval = self.fit.interval(gained)
-        if not self.fit.is_significant(interval, gained, self.attribution.achieved_ms):
-            return None
         return self._change(row, best, gained, measured=True, alternatives=fixes)
+
+    def _is_faster(self, trial: Trial) -> bool:
+        gained = functools.partial(self._gained_ms, trial)
+        return self.fit.is_significant(
+            self.fit.interval(gained), gained, self.attribution.achieved_ms
+        )
 
     def _expected_change(self, row: AccountRow) -> Change | None:
         """What the cause's advice is, with the throughput if its whole cost goes."""

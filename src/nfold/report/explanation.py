@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nfold.core.format import join_words, pluralize
@@ -38,7 +39,7 @@ def detail_tables(budget: Budget) -> list[DetailTable]:
 
 
 def _table(
-    title: str, heads: tuple[str, ...], rows: list[tuple[str, ...]], texts: int = 1
+    title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], texts: int = 1
 ) -> DetailTable:
     numeric = frozenset(range(texts, len(heads)))
     return DetailTable(title=title, heads=heads, rows=tuple(rows), numeric=numeric)

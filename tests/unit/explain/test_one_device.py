@@ -13,7 +13,7 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
 from nfold.engines.simulated import Scenario
 from nfold.explain.advice import pytorch
-from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
+from nfold.explain.attribution import FindingBuilder, build_budget
 from nfold.explain.causes.input_pipeline import InputCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
@@ -21,6 +21,7 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, p
 from nfold.explain.planner import required
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 from nfold.report import explanation
 
@@ -235,7 +236,10 @@ def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> 
     assert costs["layout"] == pytest.approx(-2.5)
     assert found.device_bound is not None
     assert found.device_bound.step_ms.value == pytest.approx(10)
-    assert found.goal_ms + costs["copies"] == pytest.approx(found.one_device.step_ms.value)
+    assert found.device_bound is not None
+    assert found.device_bound.step_ms.value + costs["copies"] == pytest.approx(
+        found.one_device.step_ms.value
+    )
 
 
 def test_time_in_which_a_gpu_of_a_script_waits_for_launches_is_told() -> None:

@@ -1,4 +1,4 @@
-"""What measurements mean: one cause, what it costs, and what is known beside it."""
+"""The result of an explanation: costs by cause, speeds, caveats."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from nfold.core.stats import Interval
 from nfold.explain.result.account import Change, StepAccount, TrialSummary
 
 MIN_STEP_FRACTION = 0.02
-"""The part of a step below which no row is named a cause, whatever its interval says."""
+"""Of a step: a smaller cost is never significant."""
 INTERVAL_MARGIN = 2.5
-"""So many times as wide an interval must still exclude 0: a table has a dozen rows, and one in
-twenty healthy ones lies outside its own interval."""
+"""An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
+twenty healthy ones lies outside its own 95 % interval."""
 NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
 CAUSE_DESCRIPTIONS: dict[str, str] = {
     "link": "gradient bytes that compute does not hide",
     "network": "gradient bytes between hosts",
-    "synchronization": "exchanging at all: wrapper, latency, waiting points",
+    "synchronization": "wrapper, latency and waiting points of collectives",
     "single-process": "one process drives all devices",
     "input": "waiting for samples from the host",
     "storage": "waiting for samples from the disk",
     "threads": "processes contend for the host",
-    "epoch-boundary": "epoch ends, and what is done between steps",
+    "epoch-boundary": "time between epochs, and host work between steps",
     "imbalance": "one rank slower than the others",
     "undivided-work": "devices repeat each other's work",
     "launch-bound": "work per step that does not shrink with the batch",
@@ -34,20 +34,19 @@ CAUSE_DESCRIPTIONS: dict[str, str] = {
     "copies": "copies from host to device",
     "memory": "too little device memory",
 }
-"""Every cause by its stable identifier, in a few words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One row: what a cause costs in milliseconds a step, what proves it, what would remove it.
+    """What a cause costs in milliseconds per step, the measurements that show it, its fix.
 
-    ``evidence`` are ids of measurements. ``named``: the value is above ``FLOOR`` of the step, and
-    its interval or what a measured fix gains lies well above 0. ``predicted_speedup`` is after the
-    fix, None without one; ``predicted_samples_per_s`` is the rate of N devices then, and
-    ``bound_samples_per_s`` that without any of the cause, what one device loses to it too.
-    ``whole_ms`` is all that a step on N devices loses to the cause, what one device loses in the
-    same way too; None where it was not measured on N. ``proven``: the fix itself was measured;
-    ``parts``: what the cost is made of.
+    ``lost_ms`` is what N devices lose beyond one, or what one device loses by itself;
+    ``multi_device_total_ms`` is everything that a step on N devices loses, None if not measured.
+    ``significant``: the cost is above ``MIN_STEP_FRACTION`` of the step and beyond the noise, or a
+    measured fix gains more than the noise. ``predicted_speedup`` and ``predicted_samples_per_s``
+    are those after the fix, ``bound_samples_per_s`` is the throughput without any of the cause.
+    ``fix_measured``: the fix itself was run. ``components`` split the cost. ``evidence`` are ids of
+    measurements.
     """
 
     cause: str
@@ -64,16 +63,14 @@ class Finding:
 
     @property
     def description(self) -> str:
-        """The cause in a few words."""
         return CAUSE_DESCRIPTIONS[self.cause]
 
     @property
     def total_ms(self) -> Interval:
-        """The whole cost, as far as it is known."""
+        """The whole cost on N devices if known, else the measured part."""
         return self.multi_device_total_ms or self.lost_ms
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``budget`` in the versioned JSON."""
         return {
             "cause": self.cause,
             "lost_ms": serialize(self.lost_ms),
@@ -90,8 +87,9 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class LowerBound:
-    """What lies between two epochs of ``steps`` steps on so many ``devices``, of which a run that
-    was ended in it saw ``seconds``, or all that it takes (``whole``), of one device unknown.
+    """A lower bound of the time between two epochs of ``steps`` steps on ``devices``.
+
+    It is ``is_complete`` if the whole boundary was measured on N devices, but not on one.
     """
 
     seconds: float
@@ -103,20 +101,19 @@ class LowerBound:
 
     @property
     def lost_ms(self) -> float:
-        """A step's part."""
+        """Milliseconds per step."""
         return 1e3 * self.seconds / self.steps
 
     def to_json(self) -> dict[str, Any]:
-        """``at_least`` in the versioned JSON."""
         values: dict[str, Any] = serialize(self)
         return {**values, "lost_ms": self.lost_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction:
-    """What two causes cost together beyond the sum of what each costs alone.
+    """What two causes cost together beyond the sum of both.
 
-    Above 0, one hides the other: only without both is the time won. Below 0, they overlap.
+    Above 0, each hides the other: only removing both gains the time. Below 0, they overlap.
     """
 
     causes: tuple[str, str]
@@ -124,14 +121,13 @@ class Interaction:
     evidence: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """One entry of ``interactions`` in the versioned JSON."""
         values: dict[str, Any] = serialize(self)
         return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """A rate and the step that it comes from."""
+    """A throughput and the step that it comes from."""
 
     samples_per_s: Interval
     step_ms: Interval
@@ -139,10 +135,9 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEvenBatch:
-    """From which global batch on N devices beat one, by a line through measured step times.
+    """The global batch from which N devices are faster than one, by lines through measured steps.
 
-    ``batch`` is None where they never do, because another sample costs N devices more than one,
-    and without ``evidence``, where nobody has measured it.
+    ``batch`` is None if there is none, and without ``evidence`` if it was not measured.
     """
 
     devices_help: bool
@@ -151,7 +146,7 @@ class BreakEvenBatch:
 
 
 def exceeds_noise(loss: Interval, step_ms: float) -> bool:
-    """Whether a cost is other than 0, a loss or a gain, and worth a name."""
+    """Return whether a loss or a gain is different from 0 beyond the noise."""
     if loss.low is None or loss.high is None:
         return False
     side = loss.value - loss.low if loss.value > 0 else loss.high - loss.value
@@ -159,19 +154,20 @@ def exceeds_noise(loss: Interval, step_ms: float) -> bool:
 
 
 REMOVABLE_CAUSES = ("imbalance", "input", "single-process", "storage", "undivided-work")
-"""Causes that can go as a whole: while there is one, devices that are slower than one may help."""
+"""Causes that can be removed completely: with such a cause, more devices may still help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Where the rest of N-fold went. ``rows`` and ``single`` have the largest cost first.
+    """The result of one explanation. ``rows`` and ``one_device_rows`` have the largest cost first.
 
-    ``ideal_ms`` is a step of N-fold speed over the same samples. ``others_ms`` is the sum of the
-    rows without a name, ``unexplained_ms`` what is in no row. ``untested`` holds causes with the
-    reason why nothing was measured of them. ``way`` is how a script uses its devices, and
-    ``headline`` what is to be known before all numbers; both are empty for a workload. ``at_least``
-    is what is known of a cause whose run had to be ended. ``device_bound`` is one device with its
-    share of the batch that loses nothing of ``single``: where there is one, it has all rows.
+    ``ideal_ms`` is a step at N-fold speed over the same samples. ``not_significant_ms`` is the sum
+    of the findings within the noise, ``not_attributed_ms`` the residual. ``unmeasured`` holds causes
+    with the reason. ``parallelism`` is how a script uses its devices, ``headline`` are notes to read
+    first; both are empty for a workload. ``device_bound`` is one device without its own losses.
+    ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
+    their cost, ``trials`` every variant with its steps. ``uses_one_device``: the script is one
+    process on one device, whatever number was requested.
     """
 
     target: str
@@ -202,29 +198,17 @@ class Budget:
 
     @property
     def devices(self) -> int:
-        """N."""
         return self.plan.devices or 1
 
     @property
-    def goal_ms(self) -> float:
-        """A step of which nothing is lost: at N-fold speed; of one device, its compute alone."""
-        bound = self.device_bound if self.devices == 1 else None
-        return bound.step_ms.value if bound else self.ideal_ms.value
-
-    @property
-    def goal_label(self) -> str:
-        """``2-fold``, or of one device ``compute alone``."""
-        return f"{self.devices}-fold" if self.devices > 1 else "compute alone"
-
-    @property
     def significant(self) -> tuple[Finding, ...]:
-        """A row of each cause, the one of N devices if it has two; the largest whole cost first."""
+        """The significant finding of each cause, that of N devices if there are two; largest first."""
         found = {row.cause: row for row in (*self.one_device_rows, *self.rows) if row.significant}
         return tuple(sorted(found.values(), key=lambda row: -row.total_ms.value))
 
     @property
     def devices_cannot_help(self) -> bool:
-        """Whether N devices are slower than one, and no change is known that makes them faster."""
+        """Whether N devices are slower than one, and no change is known to make them faster."""
         if (
             self.break_even_batch is None
             or self.break_even_batch.devices_help
@@ -238,26 +222,21 @@ class Budget:
 
     @property
     def may_miss_causes(self) -> bool:
-        """Whether something is missing that is in no row, and there was no time for all causes."""
+        """Whether a residual is left and the time was too short for some cause."""
         return bool(self.skipped_causes) and self.is_time_missing(self.not_attributed_ms)
 
     @property
     def skipped_causes(self) -> tuple[str, ...]:
-        """The causes that there was no time for."""
+        """The causes that the time was too short for."""
         return tuple(cause for cause, reason in self.unmeasured if reason == NOT_ENOUGH_TIME)
 
-    def fix_is_slower(self, row: Finding) -> bool:
-        """Whether what a row's change costs is more than what it wins."""
-        now, gain = self.speedup.value if row in self.rows else 1.0, row.predicted_speedup
-        return gain is not None and gain.value < now
-
     def is_time_missing(self, missing_ms: Interval) -> bool:
-        """Whether so much is missing for sure. To say so takes less than to name a cause for it."""
+        """Whether this time is above 0. A residual needs less certainty than a cause."""
         least = MIN_STEP_FRACTION * self.n_devices.step_ms.value
         return missing_ms.low is not None and missing_ms.low > 0 and missing_ms.value > least
 
     def to_json(self) -> dict[str, Any]:
-        """The versioned object that ``nfold explain --json`` prints."""
+        """Return the versioned object that ``nfold explain --json`` prints."""
         return {
             "schema": JSON_SCHEMA_VERSION,
             "target": self.target,
@@ -301,7 +280,7 @@ def _makes_faster(row: Finding) -> bool:
 
 
 def explain_no_speedup(budget: Budget) -> list[str]:
-    """That N devices are slower than one, from which batch on they would not be, what to do."""
+    """Return that N devices are slower than one, the batch that would change it, the next step."""
     assert budget.break_even_batch is not None
     limit, n, batch = budget.break_even_batch, budget.devices, budget.plan.batch
     found = "From which batch on they do was not measured; next: a larger --budget."

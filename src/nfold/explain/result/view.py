@@ -16,7 +16,6 @@ from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
     Budget,
-    explain_no_speedup,
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
@@ -209,7 +208,12 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             f"{least}{format_ms(bound.lost_ms)} ms per step."
         ), "costly"
     if budget.devices_cannot_help:
-        return explain_no_speedup(budget)[0], "costly"
+        batch = budget.plan.batch or 1
+        factor = format_factor(budget.speedup)
+        text = (
+            f"{budget.devices} devices are slower than one at {batch:,} samples per step: {factor}"
+        )
+        return f"{text}.", "costly"
     rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
     largest = max((row.ms.value for row in costs), default=0.0)
     missing = budget.is_time_missing(rest)
@@ -304,7 +308,7 @@ def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | Non
     bound = budget.lower_bound
     if bound is not None and bound.lost_ms > max((row.ms.value for row in costs), default=0.0):
         return Change(row="epoch-boundary", location="", code=bound.fix)
-    if not costs:
+    if not costs or budget.devices_cannot_help:
         return None
     found = next((one for one in budget.changes if one.row == costs[0].id), None)
     return None if found is None or _is_slower(found) else found
@@ -321,8 +325,12 @@ def _is_slower(change: Change) -> bool:
 def _no_change(budget: Budget, costs: tuple[AccountRow, ...], change: Change | None) -> str:
     if change is not None:
         return ""
-    if budget.devices_cannot_help:
-        return " ".join(explain_no_speedup(budget)[1:])
+    limit = budget.break_even_batch
+    if budget.devices_cannot_help and limit is not None:
+        rate = f"{budget.one_device.samples_per_s.value:,.0f} samples/s"
+        if limit.batch is None:
+            return f"train on one device: {rate}"
+        return f"a global batch above {limit.batch.value:,.0f}, or train on one device: {rate}"
     return f"No change for {costs[0].label} is known to help." if costs else ""
 
 
@@ -335,9 +343,9 @@ def _gain(budget: Budget, change: Change) -> str:
     if change.factor is None or change.samples_per_s is None:
         return ""
     now, then = budget.n_devices.samples_per_s.value, change.samples_per_s.value
-    at_most = "" if change.measured else "up to "
+    at_most = "" if change.measured else "at most "
     factor = format_factor(change.factor)
-    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {at_most}{factor} as fast"
+    return f"{now:,.0f} → {at_most}{then:,.0f} samples/s: {factor} as fast"
 
 
 def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
@@ -396,10 +404,11 @@ def _summary(budget: Budget, account: StepAccount) -> str:
 def _before_edit(budget: Budget, previous: Previous | None) -> str:
     if previous is None or previous.devices != budget.devices:
         return ""
-    now = budget.n_devices.samples_per_s.value
+    rate, before = budget.n_devices.samples_per_s, previous.samples_per_s
+    noise = rate.low is not None and rate.high is not None and rate.low < before < rate.high
     return (
-        f"{previous.samples_per_s:,.0f} → now {now:,.0f} samples/s: "
-        f"{now / previous.samples_per_s:.2f}x as fast as before the edit"
+        f"{before:,.0f} → now {rate.value:,.0f} samples/s: {rate.value / before:.2f}x as fast as "
+        f"before the edit{' (within the noise)' * noise}"
     )
 
 
