@@ -136,9 +136,9 @@ def test_of_an_operation_only_the_input_can_be_changed(
         (Variant(captured=True), {"device": "cuda", "strategy": "ddp"}, "strategy nfold"),
         (Variant(broadcast_buffers=False), {}, "none are broadcast"),
         (Variant(host_syncs=False), {"device": "cuda"}, "the host reads nothing"),
-        (Variant(expandable_segments=True), {"device": "cuda"}, "as it is"),
-        (Variant(channels_last=True), {"layout": "channels_first"}, "its plan's"),
-        (Variant(compiled="default"), {"step": "eager"}, "its plan's"),
+        (Variant(expandable_segments=True), {"device": "cuda"}, "default allocator"),
+        (Variant(channels_last=True), {"layout": "channels_first"}, "the plan sets the layout"),
+        (Variant(compiled="default"), {"step": "eager"}, "the plan sets how"),
         (Variant(independent=True, exchange_after_backward=True), {"device": "cuda"}, "itself"),
         (Variant(), {}, None),
         (Variant(exchange="none", input="replayed"), {}, None),
@@ -156,8 +156,8 @@ def test_refused_variants_of_a_workload_have_a_reason(
 @pytest.mark.parametrize(
     ("variant", "changes", "expected"),
     [
-        (Variant(captured=True), {}, "the step of train.py is the script's own"),
-        (Variant(augmentation=False), {}, "cannot be told apart"),
+        (Variant(captured=True), {}, "the step of train.py belongs to the script"),
+        (Variant(augmentation=False), {}, "cannot be separated"),
         (Variant(pinned=False), {"device": "cuda"}, "only CPU devices"),
         (Variant(devices=(1, 0)), {"device": "cuda", "strategy": "dp"}, "one rank"),
         (Variant(exchange="none"), {"devices": 1}, "one device"),

@@ -122,5 +122,5 @@ def test_a_loss_that_is_no_mean_and_no_optimizer_are_refused() -> None:
     one = made("wide_loss")
     with pytest.raises(UsageError, match=r"loss returned \[4, 2\]"):
         one.loss(torch.zeros(4, 2), torch.zeros(4))
-    with pytest.raises(UsageError, match="made NoneType; allowed is"):
+    with pytest.raises(UsageError, match="returned NoneType; allowed is"):
         made("no_optimizer").optimizer(one.model)

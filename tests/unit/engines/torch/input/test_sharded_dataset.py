@@ -89,7 +89,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
     for rank in range(4):
         requested = task(batch=34, rank=rank, world_size=4)
         stream = BatchKeySampler(SAMPLES, requested)
-        routes = ShardRouter(SAMPLES, stream, rank, 4).routes(stream.epoch_order(0))
+        slices = [stream.slices_of(other) for other in range(4)]
+        routes = ShardRouter(SAMPLES, slices, rank).routes(stream.epoch_order(0))
         assert len(routes.sends) == np.sum(routes.send_counts)
         sent[rank] = np.sum(routes.send_counts, axis=1)
     assert sent.sum(axis=0).tolist() == [34, 34, 34, 4]
@@ -98,7 +99,8 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
 def test_fewer_samples_than_ranks_leave_shards_empty() -> None:
     requested = task(batch=4, world_size=4)
     stream = BatchKeySampler(3, requested)
-    shards = [ShardRouter(3, stream, rank, 4) for rank in range(4)]
+    slices = [stream.slices_of(rank) for rank in range(4)]
+    shards = [ShardRouter(3, slices, rank) for rank in range(4)]
     assert [len(each.own_range) for each in shards] == [0, 1, 1, 1]
     for each in shards:
         assert len(each.routes(stream.epoch_order(0)).ids) == 1
