@@ -1,4 +1,4 @@
-"""What ``nfold run`` does once its options are read."""
+"""``nfold run``: start the ranks of a script and report their outcome."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nfold.launch.script_run import (
     ScriptOutcome,
     describe_detached,
     describe_outcome,
+    exec_script,
     exit_code,
     launch_script,
 )
-from nfold.launch.script_run import exec_script as become_script
 from nfold.launch.torchrun_args import TorchrunArgs, build_rendezvous, check_target
 from nfold.telemetry.machine_inspection import inspect_machine
 
@@ -27,34 +27,34 @@ DIM, NORMAL = "\x1b[2m", "\x1b[0m"
 
 
 def launch_and_report(args: TorchrunArgs) -> int:
-    """Launch the script and see it to its end; the exit code. Raises RunFailure where it fails."""
+    """Run the script to its end and return the exit code; raises RunFailure if it fails."""
     check_target(args)
     if workload_run.in_external_job():
-        become_script(args)
+        exec_script(args)
     machine = inspect_machine()
-    ranks, meeting = LocalRanks.from_args(args, machine), build_rendezvous(args)
-    crowd = f"{ranks.processes} ranks share {machine.cores} cores"
-    crowded = ranks.device == "cpu" and ranks.processes > machine.cores
-    _warn([meeting.warning, crowd if crowded else None])
+    ranks, rendezvous = LocalRanks.from_args(args, machine), build_rendezvous(args)
+    too_many = f"{ranks.processes} ranks share {machine.cores} cores"
+    is_crowded = ranks.device == "cpu" and ranks.processes > machine.cores
+    _warn([rendezvous.warning, too_many if is_crowded else None])
     with stop_on_signals() as stop:
-        outcome = launch_script(args, ranks, meeting, stop=stop, output=sys.stdout.buffer)
+        outcome = launch_script(args, ranks, rendezvous, stop=stop, output=sys.stdout.buffer)
     _warn([describe_detached(outcome.detached) if outcome.detached else None])
-    return _say(outcome)
+    return _report(outcome)
 
 
 def _warn(warnings: Sequence[str | None]) -> None:
-    for doubt in warnings:
-        if doubt is not None:
-            sys.stderr.write(f"nfold: warning: {terminal_safe(doubt)}\n")
+    for warning in warnings:
+        if warning is not None:
+            sys.stderr.write(f"nfold: warning: {terminal_safe(warning)}\n")
 
 
-def _say(outcome: ScriptOutcome) -> int:
+def _report(outcome: ScriptOutcome) -> int:
     if outcome.status not in ("ok", "interrupted"):
         raise RunFailure(describe_outcome(outcome))
-    where = terminal_safe(display_path(outcome.folder))
-    said = f"nfold: logs in {where}"
+    folder = terminal_safe(display_path(outcome.folder))
+    line = f"nfold: logs in {folder}"
     if outcome.status == "interrupted" and outcome.cause is not None:
-        said = f"nfold: stopped, {outcome.cause.text.removeprefix('nfold ')}; logs in {where}"
+        line = f"nfold: stopped, {outcome.cause.text.removeprefix('nfold ')}; logs in {folder}"
     styled = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    sys.stderr.write(f"{DIM}{said}{NORMAL}\n" if styled else f"{said}\n")
+    sys.stderr.write(f"{DIM}{line}{NORMAL}\n" if styled else f"{line}\n")
     return exit_code(outcome)

@@ -1,4 +1,4 @@
-"""Requests to stop: the first one stops in an orderly way, a second interrupt at once."""
+"""Signals: the first one requests an orderly stop, a second SIGINT exits at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SHOW_CURSOR = "\x1b[?25h"
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """A request that SIGINT, SIGTERM or SIGHUP sets; whoever waits looks at it.
+    """Yield a request that SIGINT, SIGTERM or SIGHUP sets.
 
-    A second SIGINT ends this process at once: the ranks end with it, because the kernel kills
-    them when their parent is gone. A signal that was ignored before (nohup) stays ignored.
+    A second SIGINT exits at once; the kernel kills the ranks when their parent has ended. A signal
+    that was ignored before (nohup) stays ignored.
     """
     stop = StopRequest()
 
@@ -34,8 +34,8 @@ def stop_on_signals() -> Iterator[StopRequest]:
             os._exit(128 + signum)
         stop.signum = signum
 
-    heeded = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
-    before = {signum: signal.signal(signum, handle) for signum in heeded}
+    handled = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) != signal.SIG_IGN]
+    before = {signum: signal.signal(signum, handle) for signum in handled}
     try:
         yield stop
     finally:

@@ -130,7 +130,7 @@ def too_few_steps_message(
     if not steps:
         children = f"; it started {child_processes} processes" * bool(child_processes)
         return (
-            f"{name} ended with exit code 0 after 0 steps of a torch optimizer{children}; next: name a "
+            f"{name} ended with exit code 0 without a step of a torch optimizer{children}; next: name a "
             "script that trains in its own process, as under torchrun, or that starts its ranks by "
             "torch.multiprocessing.spawn"
         )

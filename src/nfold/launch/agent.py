@@ -1,9 +1,9 @@
-"""The agent: torchelastic starts N ranks on this node and watches them.
+"""The agent process: starts the ranks of this node under torchelastic.
 
-Runs as a process of its own, ``python -m nfold.launch.agent FOLDER``, so that the parent never
-imports torch. Without a folder it waits for its parent's word: a line of JSON with the folder and
-its environment, or the end of its input where it is not needed. The rendezvous store listens on
-127.0.0.1 only; torchrun --standalone's listens on every interface and takes writes from anyone.
+``python -m nfold.launch.agent FOLDER`` is a separate process, so that the parent never imports
+torch. Without FOLDER it waits for a line of JSON on its input, with the folder and the environment,
+and exits at the end of its input. The rendezvous store listens on 127.0.0.1 only; the store of
+``torchrun --standalone`` listens on every interface and accepts writes from anyone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TORCH_LAUNCHER = "torch.distributed.launcher.api"
 
 
 def main() -> None:
-    """Start the ranks, wait for them, leave their exit codes behind."""
+    """Start the ranks, wait for them and write their exit codes."""
     die_with_parent()
     folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _wait_for_folder()
     sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.read_group())))
@@ -37,23 +37,23 @@ def _wait_for_folder() -> HandoffFolder:
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
-    told = json.loads(line)
+    request = json.loads(line)
     os.environ.clear()
-    os.environ.update(told["environment"])
+    os.environ.update(request["environment"])
     die_with_parent()
-    folder = HandoffFolder(Path(told["folder"]))
+    folder = HandoffFolder(Path(request["folder"]))
     redirect_output(folder.agent_log)
     return folder
 
 
 def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:
-    """Run the group's ranks under torchelastic; 0 where all ended well, else 1."""
+    """Run the ranks under torchelastic; returns 0 if all succeeded, 1 or 128 + signal if not."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _register_loopback()
-    # Read by torch where LaunchConfig has no field for it yet.
+    # Versions of torch without a field in LaunchConfig read this variable.
     os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(group.shutdown_timeout_s)
     own_rank = {} if group.node_rank is None else {"rank": group.node_rank}
     config = LaunchConfig(
@@ -67,7 +67,10 @@ def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:
         max_restarts=group.max_restarts,
         monitor_interval=group.monitor_interval_s,
     )
-    _leave_numa_alone(config)
+    if hasattr(config, "numa_options"):
+        # Newer torch binds ranks to NUMA nodes, but only if N is the number of GPUs: then N = all
+        # GPUs would not be comparable with fewer.
+        config.numa_options = None
     program, *arguments = group.command
     try:
         elastic_launch(config, program)(*arguments)
@@ -77,15 +80,6 @@ def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
-
-
-def _leave_numa_alone(config: object) -> None:
-    """Newer torch binds ranks to NUMA nodes, but only where N is the number of GPUs.
-
-    That would make N = all GPUs another experiment than fewer, so the binding is switched off.
-    """
-    if hasattr(config, "numa_options"):
-        config.numa_options = None
 
 
 def _register_loopback() -> None:
@@ -99,8 +93,6 @@ def _register_loopback() -> None:
     )
 
     class Loopback(RendezvousHandler):
-        """A rendezvous of one node whose store listens on 127.0.0.1 only."""
-
         def __init__(self, parameters: RendezvousParameters) -> None:
             self._run_id = parameters.run_id
             with socket.socket() as listener:

@@ -1,22 +1,22 @@
-"""The folder of one measurement: the one owner of every path in it, and of how it is written.
+"""The folder of one measurement: all paths in it and the formats of its files.
 
-    task.json       in: workload, plan, ablation, machine; no secrets
-    arguments.json  in: the script with all arguments, if task.json lacks some; removed at the end
-    rank-K.json     out: what rank K measured, also while it runs; written aside and renamed
-    error-K.json    out: why rank K failed
-    seen-K.json     out: what was seen of a script that rank K ran
-    heartbeat-K     out: phase, step, monotonic time, a few times a step at most; a memory map
-    stack-K.txt     out: Python stacks of rank K, when the supervisor asks for them
-    rank-K.log      out: whatever rank K printed
-    group.json      in: what the agent starts; secrets are removed at the end
-    agent.log       out: whatever torchelastic and a rank that could not start printed
-    agent.json      out: exit codes by rank, from torchelastic
+    task.json       workload, plan, variant, machine; no secrets
+    arguments.json  the script with all arguments, if task.json lacks some; removed at the end
+    rank-K.json     samples of rank K, replaced while it runs
+    error-K.json    why rank K failed
+    seen-K.json     the script profile of rank K
+    heartbeat-K     phase, step, monotonic time of rank K; a memory map
+    stack-K.txt     Python stacks of rank K, written on a signal of the supervisor
+    rank-K.log      output of rank K
+    group.json      the ranks that the agent starts; secrets are removed at the end
+    agent.log       output of torchelastic, and of a rank that could not start
+    agent.json      exit codes by rank, from torchelastic
     ranks.json      process ids by rank, for the telemetry sampler
-    telemetry.csv   out: from the sampler
-    run.json        of ``nfold run``: what was asked for, and how it ended
-    local-K.log     of ``nfold run`` on several nodes: a link to the log of this node's K-th rank
+    telemetry.csv   written by the sampler
+    run.json        ``nfold run``: options and outcome
+    local-K.log     ``nfold run`` on several nodes: a link to the log of the K-th rank of this node
 
-Nothing here is a pickle, and nothing is read from a file that is still being written.
+No file is a pickle. JSON files are written under a temporary name and renamed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HeartbeatRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """Why a rank failed: a status of a measurement, one sentence, and the traceback."""
+    """Why a rank failed: a measurement status, one sentence and the traceback."""
 
     rank: int
     status: str
@@ -80,7 +80,7 @@ class RankFailure:
 
 
 class HandoffFolder:
-    """The hand-over folder of one measurement at ``path``."""
+    """The folder of one measurement at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,16 +91,15 @@ class HandoffFolder:
         self._arguments_file = path / "arguments.json"
 
     def rank_log(self, rank: int) -> Path:
-        """Where a rank's output goes."""
         return self.path / f"rank-{rank}.log"
 
     def local_rank_log(self, local_rank: int) -> Path:
-        """The log of this node's K-th rank; on the first node, ranks are named alike."""
+        """Return the log of the K-th rank of this node; its link is missing if the ranks agree."""
         link = self.path / f"local-{local_rank}.log"
         return link.resolve() if link.exists() else self.rank_log(local_rank)
 
     def reset_rank(self, rank: int, local_rank: int) -> None:
-        """Clear what attempts before a restart left of this rank and of ranks that are no more."""
+        """Delete files of attempts before a restart: of this rank, and of ranks that have ended."""
         (self.path / f"error-{rank}.json").unlink(missing_ok=True)
         self.heartbeat_file(rank).unlink(missing_ok=True)
         if local_rank == 0:
@@ -117,15 +116,13 @@ class HandoffFolder:
             link.symlink_to(self.rank_log(rank).name)
 
     def stack_file(self, rank: int) -> Path:
-        """Where a rank's Python stacks go."""
         return self.path / f"stack-{rank}.txt"
 
     def heartbeat_file(self, rank: int) -> Path:
-        """A rank's heartbeat map."""
         return self.path / f"heartbeat-{rank}"
 
     def write_task(self, task: Task) -> None:
-        """Write what every rank reads first; creates the folder."""
+        """Write the task that every rank reads first; creates the folder."""
         public = task.workload.redact()
         if public.script != task.workload.script:
             write_json(self._arguments_file, list(task.workload.script), private=True)
@@ -144,11 +141,10 @@ class HandoffFolder:
         write_json(self.path / "task.json", asked)
 
     def has_task(self) -> bool:
-        """Whether the task has been written."""
         return (self.path / "task.json").exists()
 
     def read_task(self, *, rank: int, local_rank: int, world_size: int) -> Task:
-        """The task as one rank sees it."""
+        """Return the task of one rank."""
         asked = json.loads((self.path / "task.json").read_text())
         ablation = asked["ablation"]
         workload = deserialize(Workload, asked["workload"])
@@ -170,21 +166,21 @@ class HandoffFolder:
         )
 
     def write_samples(self, samples: RankSamples) -> None:
-        """Replace what a rank has measured so far."""
         write_json(self.path / f"rank-{samples.rank}.json", serialize(samples))
 
     def read_samples(self) -> tuple[RankSamples, ...]:
-        """What every rank has measured, as far as it came, ordered by rank."""
+        """Return the samples that the ranks have written so far, ordered by rank."""
         found = [deserialize(RankSamples, value) for value in self._read_all("rank-*.json")]
         return tuple(sorted(found, key=lambda samples: samples.rank))
 
     def write_profile(self, seen: ScriptProfile) -> None:
-        """Keep what one rank saw of a script."""
         write_json(self.path / f"seen-{seen.rank}.json", serialize(seen))
 
     def read_profiles(self) -> tuple[ScriptProfile, ...]:
-        """What every rank saw of a script, ordered by rank; empty where none came so far, or where
-        another version of nfold wrote what this one does not know: the script is looked at anew.
+        """Return the script profiles ordered by rank.
+
+        Empty if none is written yet, or if another version of nfold wrote them: then the script
+        needs another probe run.
         """
         try:
             found = [deserialize(ScriptProfile, value) for value in self._read_all("seen-*.json")]
@@ -193,14 +189,14 @@ class HandoffFolder:
         return tuple(sorted(found, key=lambda seen: seen.rank))
 
     def samples_mtime_ns(self) -> int:
-        """When rank 0 last wrote what it measured, 0 before it did."""
+        """Return when rank 0 last wrote its samples, 0 before."""
         try:
             return (self.path / "rank-0.json").stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def read_epochs(self) -> tuple[Epoch, ...]:
-        """The epochs that rank 0 has finished, without the rest of its samples."""
+        """Return the epochs that rank 0 has finished."""
         try:
             samples = json.loads((self.path / "rank-0.json").read_text())
         except FileNotFoundError:
@@ -208,21 +204,19 @@ class HandoffFolder:
         return tuple(deserialize(Epoch, epoch) for epoch in samples["epochs"])
 
     def write_failure(self, failure: RankFailure) -> None:
-        """Leave word of why a rank failed."""
         public = dataclasses.replace(failure, text=redact_text(failure.text))
         write_json(self.path / f"error-{failure.rank}.json", serialize(public))
 
     def read_failures(self) -> list[RankFailure]:
-        """Every rank's failure, the earliest first."""
+        """Return the failures of all ranks, the earliest first."""
         found = [deserialize(RankFailure, value) for value in self._read_all("error-*.json")]
         return sorted(found, key=lambda failure: failure.monotonic_ns)
 
     def write_group(self, group: Any) -> None:
-        """Leave word for the agent of what it starts (a ``Group``)."""
+        """Write the ``RankGroup`` that the agent starts."""
         write_json(self._group_file, serialize(group), private=True)
 
     def read_group(self) -> Any:
-        """What ``write_group`` wrote, as plain values."""
         return json.loads(self._group_file.read_text())
 
     def remove_secrets(self) -> None:
@@ -235,29 +229,29 @@ class HandoffFolder:
             )
 
     def write_exit_codes(self, exits: dict[int, int]) -> None:
-        """Exit codes by rank, negative for signals, as torchelastic saw them."""
+        """Write the exit codes that torchelastic reports by rank, negative for signals."""
         write_json(self.path / "agent.json", serialize(exits))
 
     def read_exit_codes(self) -> dict[int, int]:
-        """What ``write_exits`` wrote, or nothing where the agent wrote nothing."""
+        """Return the exit codes by rank; empty if the agent wrote none."""
         file = self.path / "agent.json"
         if not file.exists():
             return {}
         return {int(rank): code for rank, code in json.loads(file.read_text()).items()}
 
     def write_rank_pids(self, pids: dict[int, int]) -> None:
-        """Tell the telemetry sampler which processes are the ranks."""
+        """Write the process ids of the ranks for the telemetry sampler."""
         write_json(self.ranks_file, serialize(pids))
 
     def read_heartbeats(self) -> dict[int, HeartbeatRecord]:
-        """The last beat of every rank of this node that has beaten, ordered by rank."""
+        """Return the last heartbeat of each rank of this node, ordered by rank."""
         names = (file.name.partition("-")[2] for file in self.path.glob("heartbeat-*"))
         ranks = sorted(int(name) for name in names if name.isdigit())
         found = {rank: self.read_heartbeat(rank) for rank in ranks}
         return {rank: beat for rank, beat in found.items() if beat is not None}
 
     def read_heartbeat(self, rank: int) -> HeartbeatRecord | None:
-        """A rank's last beat, or None before its first."""
+        """Return the last heartbeat of a rank, None before its first."""
         try:
             raw = self.heartbeat_file(rank).read_bytes()
         except FileNotFoundError:
@@ -268,7 +262,7 @@ class HandoffFolder:
         return HeartbeatRecord(pid, Phase(phase), step, total, at, start_ticks, bool(inferred))
 
     def write_run_facts(self, facts: dict[str, Any]) -> None:
-        """Write what a run of a user's script is; creates the folder."""
+        """Write run.json; creates the folder."""
         write_json(self.path / "run.json", facts)
 
     def _read_all(self, pattern: str) -> list[Any]:
@@ -276,10 +270,10 @@ class HandoffFolder:
 
 
 class HeartbeatWriter:
-    """Writes one rank's heartbeat: about a microsecond a beat, no system call.
+    """Writes the heartbeat of one rank: about a microsecond each, no system call.
 
-    Every field is a store of one aligned word, so that a reader never sees half a number.
-    (``struct.pack_into`` clears the whole record first: a reader saw a beat at time 0.)
+    Each field is stored as one aligned word: a reader never sees half a number.
+    (``struct.pack_into`` clears the whole record first: a reader saw a heartbeat at time 0.)
     """
 
     def __init__(self, file: Path, pid: int, *, is_inferred: bool = False) -> None:
@@ -296,14 +290,12 @@ class HeartbeatWriter:
         aside.rename(file)
 
     def beat(self, phase: Phase, step: int, total: int, monotonic_ns: int) -> None:
-        """Put down a new sign of life."""
         self._fields[1] = phase
         self._fields[2] = step
         self._fields[3] = total
         self._fields[4] = monotonic_ns
 
     def close(self) -> None:
-        """Let go of the map; the file stays."""
         self._fields.release()
         self._map.close()
         self._file.close()

@@ -1,4 +1,4 @@
-"""What a supervisor starts, as values: a command, its environment, and the group of its ranks."""
+"""The process trees that the supervisor starts: commands, environments, groups of ranks."""
 
 from __future__ import annotations
 
@@ -23,24 +23,21 @@ CPU_MALLOC_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(2**30),
     "MALLOC_TOP_PAD_": str(64 * 2**20),
 }
-"""Keeps freed tensors in glibc's heap (mallopt(3)) in ranks on CPU devices.
+# For ranks on CPU devices: keeps freed tensors in glibc's heap, see mallopt(3). By default a tensor
+# above 128 KiB is returned to the kernel and comes back page by page; the page faults of several
+# ranks contend (docs/decisions/measurement.md). Variables that the user has set are not changed.
 
-By default every tensor above 128 KiB goes back to the kernel when it is freed, and comes back
-page by page; the page faults of several ranks contend (docs/decisions/measurement.md). What the user's
-environment sets is left as it is.
-"""
 
 LOOPBACK_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Ranks of one node meet on the loopback interface and nowhere else."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankGroup:
-    """The ranks that torchelastic starts on this node, in torchelastic's own words.
+    """The ranks that torchelastic starts on this node, with the arguments of its LaunchConfig.
 
-    ``command`` is what every rank runs, the program first. ``nodes`` is (fewest, most). The
-    backend ``loopback`` is nfold's own, for one node; any other is torchelastic's.
-    ``shutdown_timeout_s`` is how long a rank may go on after it was asked to end.
+    ``command`` is the command of each rank. ``nodes`` is (minimum, maximum). The backend
+    ``loopback`` is nfold's own, for one node. After ``shutdown_timeout_s`` ranks that were asked to
+    end are killed.
     """
 
     processes: int
@@ -58,14 +55,13 @@ class RankGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """One process tree: its root's command and environment, and what to expect of its ranks.
+    """One process tree: command and environment of its root, and facts about its ranks.
 
-    ``environment`` is added to this process's own. ``processes`` counts the ranks of this node,
-    ``batch`` the samples of a step (0: not known). With ``restarts``, a rank's failure is left
-    to the agent. ``own_script`` is a user's: it may take any time before its first step, and is
-    given ``stop_grace_s`` to end by itself when a request to stop has come. ``mark`` names the
-    variable of ``environment`` whose value no other run's processes have. The agent of one that
-    ``may_wait`` can have started before it.
+    ``environment`` extends the environment of this process. ``processes`` counts the ranks of this
+    node, ``batch`` the samples of a step (0: not known). With ``restarts`` the agent handles the
+    failure of a rank. A user's script (``is_user_script``) may take any time before its first step,
+    and has ``stop_grace_s`` to end by itself after a request to stop. ``marker_variable`` names a
+    variable of ``environment`` whose value only processes of this run have.
     """
 
     command: tuple[str, ...]
@@ -83,21 +79,19 @@ AGENT_MODULE = "nfold.launch.agent"
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
-    """The command that runs one of nfold's own modules; -P: not the user's own csv.py."""
+    """Return the command that runs a module of nfold; -P: a csv.py of the user is not imported."""
     return (sys.executable, "-P", "-m", module, *arguments)
 
 
 MARKER_VARIABLE = "NFOLD_MEASUREMENT"
-"""A variable that the processes of one script's measurement have, and no others."""
 
 
 def spec_for_plan(
     folder: HandoffFolder, plan: Plan, processes: int, *, script: bool = False
 ) -> ProcessSpec:
-    """A measurement: one process needs no rendezvous and is started directly, several by the agent.
+    """Return the process tree of a measurement; the agent starts its ranks if there are several.
 
-    Leaves the group for the agent in the folder. A script keeps the threads that its
-    environment asks for, and what it starts is found by its mark.
+    Writes the group for the agent into the folder. A script keeps its OMP_NUM_THREADS.
     """
     worker = module_command("nfold.launch.workload_process", str(folder.path))
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
@@ -123,13 +117,13 @@ def spec_for_plan(
 
 
 def agent_command(folder: HandoffFolder, group: RankGroup) -> tuple[str, ...]:
-    """The agent's command; what it starts is handed over in the folder."""
+    """Write the group into the folder and return the command of its agent."""
     folder.write_group(group)
     return module_command(AGENT_MODULE, str(folder.path))
 
 
 def rank_environment(device: str, cores: int | None) -> dict[str, str]:
-    """What every rank on a kind of device finds in its environment; ``cores`` of a CPU device."""
+    """Return the environment of a rank; ``cores`` is the number of cores of a CPU device."""
     on_cpu = device == "cpu"
     found = {"OMP_NUM_THREADS": str(cores) if on_cpu else "1", "PYTHONUNBUFFERED": "1"}
     found |= {k: v for k, v in CPU_MALLOC_ENVIRONMENT.items() if on_cpu and k not in os.environ}
@@ -139,17 +133,16 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 
 class WarmAgent:
-    """At most one agent that waits for a run of this process.
+    """An agent process that has imported torch and waits for the next run.
 
-    The first starts with the first run that could have had one, and another whenever one is
-    taken: beside the start of that run's ranks, before anything is timed.
+    A new one starts whenever one is taken, while the ranks of that run start: before anything is
+    timed.
     """
 
     def __init__(self) -> None:
         self._waiting: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        """End the one that waits."""
         if self._waiting is not None:
             self._waiting.kill()
             self._waiting.communicate()
@@ -158,19 +151,19 @@ class WarmAgent:
     def take(
         self, folder: HandoffFolder, environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes] | None:
-        """The agent that waited, from now on that of ``folder``; None where there is none.
+        """Hand ``folder`` to the waiting agent and return its process; None if there is none.
 
-        ``environment`` is all that it is to have, and its ranks from it.
+        ``environment`` becomes the whole environment of the agent and its ranks.
         """
         taken, self._waiting = self._waiting, _start_agent()
         if taken is None:
             return None
         assert taken.stdin is not None
-        told = {"folder": str(folder.path.absolute()), "environment": dict(environment)}
+        request = {"folder": str(folder.path.absolute()), "environment": dict(environment)}
         try:
-            taken.stdin.write(json.dumps(told).encode() + b"\n")
+            taken.stdin.write(json.dumps(request).encode() + b"\n")
             taken.stdin.close()
-        except BrokenPipeError:  # somebody ended it
+        except BrokenPipeError:  # it was killed
             taken.wait()
             return None
         return taken
@@ -203,7 +196,7 @@ class StopRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """A glance at a run: steps done and planned (0: not known), rate, mean device load in %."""
+    """Progress of a run: steps done and planned (0: not known), rate, mean device load in %."""
 
     phase: str
     step: int
@@ -218,13 +211,11 @@ StartCallback = Callable[[Path], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run is watched over. ``results`` is the results folder; times are in seconds.
+    """Options of a run that do not change what is measured; times are in seconds.
 
-    A run that has not ended after ``limit_s`` is ended, and is interrupted; None: no run is.
-
-    ``started`` is told the run's own folder before its ranks start. ``checkpoint`` is the folder
-    that training is kept in every ``checkpoint_every`` epochs, and gone on from. ``spare`` keeps an
-    agent waiting for the next run. ``learnt`` is what a first look at a script told.
+    A run is interrupted after ``time_limit_s``. ``on_start`` receives the folder of the run before
+    its ranks start. Training is saved to ``checkpoint_folder`` every ``checkpoint_every`` epochs,
+    and resumed from it. ``replay_hints`` come from the probe run of a script.
     """
 
     results: Path
@@ -243,7 +234,7 @@ class RunOptions:
 
 
 def check_positive_seconds(**options: float) -> None:
-    """UsageError for the first of these command-line options that is no time above 0."""
+    """Raise UsageError for the first of these command-line options that is not above 0."""
     for name, seconds in options.items():
         if not 0 < seconds < math.inf:
             option = name.replace("_", "-")

@@ -1,7 +1,6 @@
-"""What the processes of all ranks share: their own log, stacks on a signal, word of a failure.
+"""Start and end of a rank's process: log, stacks on a signal, failure report, exit.
 
-Imports only Python's own library and nfold's values: a rank must be heard before anything slow
-begins.
+Imports only the standard library and nfold.core: a rank must report before any slow import.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from nfold.core.errors import Collateral, NfoldError, RunFailure
 from nfold.launch.handoff import RankFailure
 
 STACK_SIGNAL = signal.SIGUSR2
-CHILD_EXIT_TIMEOUT_S = 2.0
-"""What was killed is waited for no longer than this; it takes milliseconds."""
+CHILD_EXIT_TIMEOUT_S = 2.0  # after SIGKILL; takes milliseconds
 
 
 @contextmanager
 def stacks_on_signal(file: Path) -> Iterator[None]:
-    """Write the Python stacks of all threads to ``file`` whenever ``STACK_SIGNAL`` comes."""
+    """Write the Python stacks of all threads to ``file`` on ``STACK_SIGNAL``."""
     with file.open("w") as stacks:
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
         try:
@@ -41,7 +39,7 @@ def stacks_on_signal(file: Path) -> Iterator[None]:
 
 
 def redirect_output(log: Path) -> None:
-    """Send what this process and its libraries print to the rank's log, unbuffered by line."""
+    """Redirect the output of this process to the log of the rank, line-buffered."""
     with log.open("ab") as target:
         os.dup2(target.fileno(), 1)
         os.dup2(target.fileno(), 2)
@@ -52,7 +50,7 @@ def redirect_output(log: Path) -> None:
 def build_failure(
     error: BaseException, rank: int, step: int | None, location: str | None = None
 ) -> RankFailure:
-    """A rank's exception as data, with its place in the user's code, where it is there.
+    """Return the exception of a rank as data, with its source location in the user's code.
 
     An error that nfold did not raise is a crash.
     """
@@ -72,7 +70,7 @@ def build_failure(
 
 
 def exit_without_cleanup(code: int) -> NoReturn:
-    """End this process without tidying up: tearing down NCCL after a failure can hang."""
+    """Exit without finalization: tearing down NCCL after a failure can hang."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -80,11 +78,10 @@ def exit_without_cleanup(code: int) -> NoReturn:
 
 
 def kill_children() -> None:
-    """Kill every process that this one has started by multiprocessing.
+    """Kill and reap every process that this process has started by multiprocessing.
 
-    PyTorch's handler would take the death of a loader's worker for a failure of this process. They
-    are waited for: what nobody has waited for leaves its CPU time to no one, and would be taken for
-    another's.
+    PyTorch's SIGCHLD handler is removed first: it raises when a DataLoader worker dies. The CPU time
+    of a child that is not reaped would not be counted for this process.
     """
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -97,10 +94,10 @@ def kill_children() -> None:
 
 
 def exit_after_handlers() -> NoReturn:
-    """End as Python does, after its threads and exit handlers, but take nothing apart.
+    """Exit after threads and exit handlers have run, but without finalizing the interpreter.
 
-    Where a gloo group was destroyed, PyTorch aborts in that last act now and then (3 of 10 runs of
-    two ranks, 2.13; docs/decisions/process-launch.md), and the agent would end the other ranks for it.
+    After a gloo group was destroyed, PyTorch sometimes aborts in the finalization (3 of 10 runs of
+    two ranks, 2.13; docs/decisions/process-launch.md), and the agent would stop the other ranks.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its children
     _end_loaders()
@@ -109,14 +106,11 @@ def exit_after_handlers() -> NoReturn:
 
 
 def _end_loaders() -> None:
-    """Tell the workers of every DataLoader that somebody still refers to that it is over.
-
-    Nobody else does before exit handlers run, and there PyTorch (seen in 2.11) waits 5 s for each
-    worker of one that pins memory and keeps its workers.
-    """
+    # In its exit handlers PyTorch (seen in 2.11) waits 5 s for each worker of a DataLoader with
+    # pinned memory and persistent workers.
     loading = sys.modules.get("torch.utils.data.dataloader")
     kind = getattr(loading, "_MultiProcessingDataLoaderIter", None)
     if kind is not None:
-        for one in gc.get_objects():
-            if type(one) is kind:
-                one._shutdown_workers()
+        for iterator in gc.get_objects():
+            if type(iterator) is kind:
+                iterator._shutdown_workers()

@@ -1,10 +1,10 @@
-"""One rank of a user's own script: tied to nfold, logged, and run as ``python script`` would.
+"""One rank of a user's script under ``nfold run``: runs it as ``python script`` does.
 
     python -P -m nfold.launch.script_process FOLDER KIND CORES TARGET [ARGS...]
 
-KIND is ``script``, ``module`` or ``program``; CORES are those of one CPU device, 0 to leave the
-process free. Runs with RANK, LOCAL_RANK and WORLD_SIZE set, as torchrun sets them. Imports only
-Python's own library and nfold's values: the script decides what else is imported.
+KIND is ``script``, ``module`` or ``program``; CORES is the number of cores of one CPU device, 0 for
+no affinity. RANK, LOCAL_RANK and WORLD_SIZE are set as by torchrun. Imports only the standard
+library and nfold.core: the script decides what else is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from nfold.launch.rank_lifecycle import (
 
 
 def main() -> None:
-    """Entry of a rank's own process."""
     die_with_parent()
     folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
     kind, cores, target, *arguments = sys.argv[2:]
@@ -107,10 +106,9 @@ class InferredHeartbeat:
 def run_target(
     folder: HandoffFolder, rank: int, kind: str, target: str, arguments: list[str]
 ) -> None:
-    """Run the target to its end; leaves a Failure and ends with 1 or the script's own code.
+    """Run the target to its end; writes a RankFailure and exits with the code of the script.
 
-    An uncaught exception goes through ``sys.excepthook``, as in plain Python, without nfold's
-    frames in its traceback.
+    An uncaught exception goes through ``sys.excepthook`` without the frames of nfold.
     """
     try:
         rank_process.RUNNERS[kind](target, arguments)
@@ -125,20 +123,17 @@ def run_target(
         own = error.with_traceback(_own_frames(error.__traceback__))
         sys.excepthook(type(own), own, own.__traceback__)
         sys.exit(1)
-    _say_finished(folder, rank)
+    _report_finished(folder, rank)
 
 
 def script_failure(error: BaseException, rank: int, step: int | None) -> RankFailure:
-    """Why a script failed: its exception, and the last line of the user's own code in it."""
-    said = build_failure(_translate_error(error), rank, step, error_location(error))
-    return dataclasses.replace(said, traceback="".join(traceback.format_exception(error)))
+    """Return why a script failed: its exception and its source location in the user's code."""
+    failure = build_failure(_translate_error(error), rank, step, error_location(error))
+    return dataclasses.replace(failure, traceback="".join(traceback.format_exception(error)))
 
 
 def _translate_error(error: BaseException) -> BaseException:
-    """What the error, or the one that it was raised from, means to nfold; else the error itself.
-
-    A script may wrap what PyTorch raised; a lost rank stays a lost rank.
-    """
+    # A script may wrap an error of PyTorch: its causes are translated, too.
     if "torch" not in sys.modules:
         return error
     from nfold.engines.torch.devices import current_devices
@@ -167,7 +162,7 @@ def _step(folder: HandoffFolder, rank: int) -> int | None:
     return beat.step if beat else None
 
 
-def _say_finished(folder: HandoffFolder, rank: int) -> None:
+def _report_finished(folder: HandoffFolder, rank: int) -> None:
     beat = folder.read_heartbeat(rank)
     if beat is not None:
         file = folder.heartbeat_file(rank)

@@ -1,10 +1,10 @@
-"""The parent's side of ``nfold run``: start a script's ranks, follow them, say what became of them.
+"""The parent of ``nfold run``: start the ranks of a script, follow them, report the outcome.
 
 results/runs/<time-name-random>/
-run.json        what was asked for and, later, how it ended
-rank-K.log      what rank K printed
+run.json        options and, at the end, the outcome
+rank-K.log      output of rank K
 error-K.json    why rank K failed
-agent.log       what torchelastic printed
+agent.log       output of torchelastic
 telemetry.csv   devices and host over time
 """
 
@@ -52,18 +52,15 @@ from nfold.launch.torchrun_args import (
 from nfold.launch.verdict import AGENT_EXIT_CODES, HANG_TIMEOUT_HINT, determine_status
 
 RUNS_FOLDER = "runs"
-SHUTDOWN_TIMEOUT_S = 4
-"""How long ranks may go on after one failed or a request to stop came: time for a checkpoint."""
-STOP_GRACE_S = SHUTDOWN_TIMEOUT_S + 2.0
-"""How long a request to stop waits for the agent, which ends its ranks first."""
-PROCESSES_UNDER_AGENT = 2
-"""For the verdict: there is an agent, even over one rank; the root's exit code is not a rank's."""
+SHUTDOWN_TIMEOUT_S = 4  # for a checkpoint, after a rank failed or a request to stop
+STOP_GRACE_S = SHUTDOWN_TIMEOUT_S + 2.0  # for the agent, which ends its ranks first
+PROCESSES_UNDER_AGENT = 2  # for the verdict: the exit code of the root is not that of a rank
 FOLDER_VARIABLE, PLAN_VARIABLE = "NFOLD_FOLDER", "NFOLD_PLAN"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptOutcome:
-    """What became of a script: its status, the root cause, and what else is to be told."""
+    """The outcome of a script: status, root cause, failures and remaining processes."""
 
     status: Status
     cause: FailureCause | None
@@ -76,18 +73,20 @@ class ScriptOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRanks:
-    """The ranks of this node: how many, on which kind of device, under which plan fields."""
+    """The ranks of this node: count, device type and plan fields.
+
+    ``cores_per_rank`` is 0 on GPUs, and if there are more ranks than cores.
+    """
 
     processes: int
     device: str
     cores_per_rank: int
-    """Of one CPU device; 0 on GPUs, and where there are more ranks than cores."""
     shown_ranks: tuple[int, ...]
     plan: dict[str, Any]
 
     @classmethod
     def from_args(cls, args: TorchrunArgs, machine: Machine) -> LocalRanks:
-        """What ``asked`` means on ``machine``; raises UsageError and DevicesMissing."""
+        """Return the ranks on ``machine``; raises UsageError and DevicesMissing."""
         fields = parse_plan_fields(args.plan)
         kind, count = parse_devices(args.nproc_per_node, fields)
         device = kind or ("cuda" if machine.gpus else "cpu")
@@ -104,14 +103,14 @@ class LocalRanks:
 def launch_script(
     args: TorchrunArgs,
     ranks: LocalRanks,
-    meeting: Rendezvous,
+    rendezvous: Rendezvous,
     *,
     stop: StopRequest,
     output: BinaryIO,
 ) -> ScriptOutcome:
-    """Run the script on all ranks to its end, their output to ``output``; nothing is left after.
+    """Run the script on all ranks to its end, with their output copied to ``output``.
 
-    Raises StoreUnusable where the results folder cannot be written.
+    Raises StoreUnusable if the results folder cannot be written.
     """
     folder = HandoffFolder(_new_folder(args))
     facts = {
@@ -130,7 +129,7 @@ def launch_script(
     )
     gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
     try:
-        started = _launch(folder, args, ranks, meeting)
+        started = _launch(folder, args, ranks, rendezvous)
         with TelemetrySession(folder, gpus, options) as watched:
             ending = Supervisor(folder, started, watched.options).run()
     finally:
@@ -146,14 +145,14 @@ def launch_script(
 
 
 def exit_code(outcome: ScriptOutcome) -> int:
-    """0 ok, 1 failed, 128 + signal where nfold was asked to stop."""
+    """Return 0 if ok, 1 if failed, 128 + signal after a request to stop."""
     if outcome.status == "interrupted" and outcome.cause and outcome.cause.signal:
         return 128 + outcome.cause.signal
     return 0 if outcome.status == "ok" else 1
 
 
 def exec_script(args: TorchrunArgs) -> NoReturn:
-    """Become the script, as the rank that the environment names; launch nothing."""
+    """Replace this process by the script, as the rank that the environment names."""
     plan = parse_plan_fields(args.plan)
     if plan:
         os.environ[PLAN_VARIABLE] = json.dumps(plan)
@@ -163,7 +162,7 @@ def exec_script(args: TorchrunArgs) -> NoReturn:
 
 
 def _launch(
-    folder: HandoffFolder, asked: TorchrunArgs, ranks: LocalRanks, meeting: Rendezvous
+    folder: HandoffFolder, asked: TorchrunArgs, ranks: LocalRanks, rendezvous: Rendezvous
 ) -> ProcessSpec:
     run = module_command(
         "nfold.launch.script_process", str(folder.path), asked.kind, str(ranks.cores_per_rank)
@@ -171,21 +170,21 @@ def _launch(
     group = RankGroup(
         processes=ranks.processes,
         command=(*run, asked.script, *asked.arguments),
-        nodes=meeting.nodes,
-        backend=meeting.backend,
-        endpoint=meeting.endpoint,
-        run_id=meeting.run_id,
-        conf=meeting.conf,
-        node_rank=meeting.node_rank,
+        nodes=rendezvous.nodes,
+        backend=rendezvous.backend,
+        endpoint=rendezvous.endpoint,
+        run_id=rendezvous.run_id,
+        conf=rendezvous.conf,
+        node_rank=rendezvous.node_rank,
         max_restarts=asked.max_restarts,
         monitor_interval_s=asked.monitor_interval,
         shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
     )
     return ProcessSpec(
         command=agent_command(folder, group),
-        environment=_environment(folder, ranks, alone=meeting.nodes[1] == 1),
+        environment=_environment(folder, ranks, alone=rendezvous.nodes[1] == 1),
         processes=ranks.processes,
-        restarts=asked.max_restarts > 0 or meeting.nodes[1] > meeting.nodes[0],
+        restarts=asked.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
         stop_grace_s=STOP_GRACE_S,
         marker_variable=FOLDER_VARIABLE,
@@ -208,7 +207,7 @@ def _outcome(folder: HandoffFolder, ending: TreeExit) -> ScriptOutcome:
         ending, failures, exits, measured=0, processes=PROCESSES_UNDER_AGENT
     )
     if ending.exit_code == 0:
-        # What failed before a restart is no failure of the run.
+        # Failures before a restart do not count.
         status, cause, failures, exits = "ok", None, [], {}
     return ScriptOutcome(
         status=status,
@@ -229,14 +228,14 @@ def describe_detached(detached: Sequence[tuple[int, str]]) -> str:
 
 
 def describe_outcome(outcome: ScriptOutcome) -> str:
-    """What a person reads of a failed run: the root cause, the other ranks, where to look."""
-    cause = outcome.cause or FailureCause(text="it ended without a word")
+    """Return the message about a failed run: root cause, other ranks, log files."""
+    cause = outcome.cause or FailureCause(text="the run ended with no error message")
     own = next((f for f in outcome.failures if f.rank == cause.rank), None)
     lines = [_root_cause(outcome, cause, own)]
     lines += _others(outcome, cause.rank)
     if outcome.leftover_pids:
         lines.append(
-            f"  processes {', '.join(map(str, outcome.leftover_pids))} outlived SIGKILL by 5 s"
+            f"  processes {', '.join(map(str, outcome.leftover_pids))} were still there 5 s after SIGKILL"
         )
     log = f"rank-{cause.rank}.log" if cause.rank is not None else "agent.log"
     stacks = ", Python stacks in stack-K.txt" if outcome.status == "hung" else ""
@@ -263,7 +262,7 @@ def _others(outcome: ScriptOutcome, root: int | None) -> list[str]:
         if code < 0 and code not in AGENT_EXIT_CODES:
             lines.setdefault(rank, f"ended by {signal.Signals(-code).name}")
         elif code > 0:
-            lines.setdefault(rank, f"exited with {code}")
+            lines.setdefault(rank, f"exited with code {code}")
     return [f"  rank {rank}: {text}" for rank, text in sorted(lines.items()) if rank != root]
 
 
@@ -306,10 +305,10 @@ CHUNK_BYTES = 2**20
 
 
 class LogFollower:
-    """Copies new text of the shown ranks' logs to ``output`` whenever it is asked to.
+    """Copies new text of the logs of the shown local ranks to ``output``.
 
-    ``shown`` are local ranks. One alone is copied as it is; of several, whole lines are copied
-    with ``[rank K]`` before each.
+    The log of a single rank is copied unchanged; with several, whole lines are copied with
+    ``[rank K]`` before each.
     """
 
     def __init__(self, folder: HandoffFolder, shown: Sequence[int], output: BinaryIO) -> None:
@@ -320,14 +319,13 @@ class LogFollower:
         self._begun = dict.fromkeys(shown, b"")
 
     def copy(self) -> None:
-        """Copy what was printed since the last call."""
         for local_rank in self._read_bytes:
             while text := self._next(local_rank):
                 self._output.write(self._lines(local_rank, text) if self._several else text)
         self._output.flush()
 
     def finish(self) -> None:
-        """Copy the rest, also of lines that were never ended."""
+        """Copy the remaining text, also of incomplete lines."""
         self.copy()
         for local_rank, begun in self._begun.items():
             if begun:

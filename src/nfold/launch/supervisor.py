@@ -1,4 +1,4 @@
-"""Watching one run: heartbeats, exits and requests to stop; ending it when it must end."""
+"""Supervise one run: heartbeats, exit codes, requests to stop, telemetry; end its processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from nfold.launch.rank_lifecycle import STACK_SIGNAL
 from nfold.telemetry import evaluation, sampler, telemetry_csv
 
 POLL_S = 0.1
-FAILURE_GRACE_S = 2.0
-"""How long the other ranks may go on after one left word of its failure."""
+FAILURE_GRACE_S = 2.0  # for the other ranks after one has reported its failure
 STACKS_TIMEOUT_S = 2.0
 
 
@@ -224,7 +223,7 @@ class Supervisor:
 
 
 class ThroughputMeter:
-    """Samples per second from the steps between two glances, at least a second apart."""
+    """Samples per second from the steps between two heartbeats at least a second apart."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -232,7 +231,7 @@ class ThroughputMeter:
         self._rate: float | None = None
 
     def update(self, beat: HeartbeatRecord) -> float | None:
-        """Take a new beat; the rate is None until two of them are a second apart."""
+        """Return the rate with a new heartbeat; None until two are a second apart."""
         if beat.phase != Phase.STEPPING:
             self._last = None
             return self._rate
@@ -263,10 +262,10 @@ SAMPLER_STOP_TIMEOUT_S = 3.0
 
 
 class TelemetrySession:
-    """Runs the sampler for as long as the context lasts.
+    """Runs the telemetry sampler while the context is entered.
 
-    ``gpus`` are the run's GPUs by their places in CUDA's order. ``options`` is the run's
-    options with a ``watch`` that also tells the devices' load.
+    ``gpus`` are CUDA indices. ``options`` are the options of the run, whose ``on_progress`` also
+    reports the load of the devices.
     """
 
     def __init__(self, folder: HandoffFolder, gpus: tuple[int, ...], options: RunOptions) -> None:
@@ -299,18 +298,18 @@ class TelemetrySession:
             self._process.wait()
 
     def energy_joules(self, ranks: Sequence[RankSamples]) -> float | None:
-        """Energy of all devices over the timed windows, None where none of them says."""
+        """Return the energy of all devices over the timed windows; None if none reports power."""
         span = _timed_span(ranks)
         return evaluation.energy_joules(self._csv, *span) if span else None
 
     def with_clocks(
         self, ranks: Sequence[RankSamples], devices: Sequence[int]
     ) -> tuple[RankSamples, ...]:
-        """The ranks with the clocks of their GPUs; rank k has ``devices[k]``."""
+        """Return the ranks with the clocks of their GPUs; rank k has ``devices[k]``."""
         return evaluation.with_clocks(self._csv, ranks, devices) if self._gpus else tuple(ranks)
 
     def caveats(self, ranks: Sequence[RankSamples]) -> list[Caveat]:
-        """What the telemetry of the timed windows holds against their numbers."""
+        """Return the caveats of the telemetry in the timed windows."""
         span = _timed_span(ranks)
         return evaluation.telemetry_caveats(self._csv, *span) if span else []
 

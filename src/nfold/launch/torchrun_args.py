@@ -1,4 +1,4 @@
-"""What ``nfold run`` was asked for, in torchrun's words, and the group of ranks that it means."""
+"""The options of ``nfold run``, which are torchrun's, and the ranks and rendezvous they define."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from nfold.core.machine import Machine
 from nfold.core.plan import ALLOWED_VALUES, PLAN_FIELDS, Plan
 from nfold.launch.launch_spec import check_positive_seconds
 
-STATIC_PORT = 29500
-"""torchrun's own default of --master-port."""
+STATIC_PORT = 29500  # torchrun's default of --master-port
 RENDEZVOUS_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunArgs:
-    """The options of ``nfold run``; None where nothing was said. Times are in seconds."""
+    """The options of ``nfold run``; None if not given. Times are in seconds."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -57,13 +56,13 @@ class TorchrunArgs:
     def kind(self) -> str:
         """``script``, ``module`` or ``program``."""
         if self.module and self.no_python:
-            raise UsageError("--module and --no-python: give one of them")
+            raise UsageError("--module and --no-python: allowed is one of them; next: remove one")
         return "module" if self.module else "program" if self.no_python else "script"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendezvous:
-    """How the nodes of a run meet, in torchelastic's words; on one node, on the loopback."""
+    """How the nodes of a run meet, with the terms of torchelastic; one node uses the loopback."""
 
     nodes: tuple[int, int] = (1, 1)
     backend: str = "loopback"
@@ -74,7 +73,7 @@ class Rendezvous:
 
     @property
     def warning(self) -> str | None:
-        """Why this rendezvous is in danger, None where nothing is known against it."""
+        """A warning if the rendezvous has a public address, else None."""
         host = self.endpoint.rpartition(":")[0].strip("[]")
         try:
             public = ipaddress.ip_address(host).is_global
@@ -82,32 +81,35 @@ class Rendezvous:
             return None
         if not public:
             return None
-        return f"the rendezvous {host} is a public address and takes commands from anyone"
+        return (
+            f"the rendezvous {host} is a public address and accepts commands from anyone; next: "
+            "use a private network"
+        )
 
 
 def check_target(args: TorchrunArgs) -> None:
-    """Raise UsageError, with what was looked for, where the script is not there."""
+    """Raise UsageError if the script does not exist."""
     name = args.script
     if args.kind == "module":
         top = name.partition(".")[0]
         path = [os.getcwd(), *sys.path]
-        there = bool(PathFinder.find_spec(top, path) or importlib.util.find_spec(top))
-        looked_for, places = f"module {name!r}", f"{os.getcwd()} and Python's path"
+        exists = bool(PathFinder.find_spec(top, path) or importlib.util.find_spec(top))
+        target, places = f"module {name!r}", f"{os.getcwd()} and Python's path"
     elif args.kind == "program":
-        there = shutil.which(name) is not None
-        looked_for, places = f"program {name!r}", "the folders of PATH"
+        exists = shutil.which(name) is not None
+        target, places = f"program {name!r}", "the folders of PATH"
     else:
-        there = os.path.exists(name)
-        looked_for, places = f"script {name!r}", os.path.abspath(name)
-    if not there:
+        exists = os.path.exists(name)
+        target, places = f"script {name!r}", os.path.abspath(name)
+    if not exists:
         raise UsageError(
-            f"{looked_for} is not there, looked for in {places}; allowed are the path of a Python "
+            f"{target} does not exist, looked for in {places}; allowed are the path of a Python "
             "script, -m MODULE, --no-python PROGRAM; next: check the name and the folder"
         )
 
 
 def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
-    """The plan fields that ``NAME=VALUE`` pairs set, checked."""
+    """Return the plan fields that ``NAME=VALUE`` pairs set, checked."""
     fields: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -121,7 +123,7 @@ def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The kind of device that was named, or None, and how many: ``cpu:2`` is two CPU devices."""
+    """Return the kind of device, or None, and the count: ``cpu:2`` is two CPU devices."""
     kind, colon, count = (nproc or "").rpartition(":")
     named: str | None = fields.get("device")
     if nproc == "cpu":
@@ -130,14 +132,14 @@ def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None
         raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
     if kind and named not in (None, kind):
         raise UsageError(
-            f"--nproc-per-node {nproc} against --plan device={named}: allowed is one kind; next: "
-            "leave out --plan device"
+            f"--nproc-per-node {nproc} contradicts --plan device={named}: allowed is one kind; next: "
+            "remove --plan device"
         )
     return kind or named, count if colon else nproc
 
 
 def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
-    """How many ranks this node has: all GPUs, or 1 CPU device, where nothing was said."""
+    """Return the number of ranks of this node; default: all GPUs, or 1 CPU device."""
     gpus = len(machine.gpus)
     if nproc in ("auto", "cpu"):
         return gpus if device == "cuda" else machine.cores
@@ -146,7 +148,7 @@ def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
     wanted = gpus if nproc in (None, "gpu") else _count(str(nproc))
     if (device == "cuda" and wanted > gpus) or wanted < 1 or (nproc == "gpu" and device == "cpu"):
         raise DevicesMissing(
-            f"{wanted or 'all'} GPUs were asked for, {gpus} exist here; next: "
+            f"{wanted or 'all'} GPUs requested, {gpus} exist here; next: "
             + (f"--nproc-per-node {gpus}, or " if gpus else "")
             + "--nproc-per-node cpu, or --plan device=cpu"
         )
@@ -162,7 +164,7 @@ def _count(nproc: str) -> int:
 
 
 def parse_shown_ranks(text: str | None, processes: int) -> tuple[int, ...]:
-    """The local ranks whose output is shown; the first where nothing was said."""
+    """Return the local ranks whose output is shown; default: the first."""
     if not text:
         return (0,)
     parts = [part.strip() for part in text.split(",")]
@@ -175,10 +177,12 @@ def parse_shown_ranks(text: str | None, processes: int) -> tuple[int, ...]:
 
 
 def build_rendezvous(args: TorchrunArgs) -> Rendezvous:
-    """The loopback on one node; else torchelastic's own, static where a master was named."""
+    """Return the loopback on one node, else a backend of torchelastic: static if a master is named."""
     nodes, conf = _nodes(args.nnodes), _conf(args.rdzv_conf)
     if args.standalone and nodes[1] > 1:
-        raise UsageError(f"--standalone is one node, --nnodes {args.nnodes} are several")
+        raise UsageError(
+            f"--standalone with --nnodes {args.nnodes}: allowed is one node; next: remove one option"
+        )
     if args.standalone or (nodes[1] == 1 and not args.rdzv_endpoint):
         return Rendezvous(conf={})
     named = args.master_addr is not None or args.node_rank is not None
@@ -202,7 +206,7 @@ def _endpoint(args: TorchrunArgs, backend: str) -> str:
     if backend == "static" and args.master_addr:
         return f"{args.master_addr}:{args.master_port or STATIC_PORT}"
     raise UsageError(
-        f"--nnodes {args.nnodes} without a place to meet; next: --rdzv-endpoint HOST:PORT on "
+        f"--nnodes {args.nnodes} needs a rendezvous; next: --rdzv-endpoint HOST:PORT on "
         "every node, or --master-addr HOST --node-rank K"
     )
 

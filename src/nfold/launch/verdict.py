@@ -1,4 +1,4 @@
-"""From what the processes left behind to one status and its root cause. Pure functions."""
+"""Determine the status, root cause and caveats of a run from its files and exit codes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import RankFailure
 from nfold.launch.supervisor import TreeExit
 
-AGENT_EXIT_CODES = (-signal.SIGTERM,)
-"""Exit codes that torchelastic causes itself when it stops the ranks beside a failed one."""
-HANG_TIMEOUT_HINT = "next: where that was work of its own, --hang-timeout SECONDS"
-"""What to do about a rank that hung."""
+AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
+HANG_TIMEOUT_HINT = "next: if the rank was only busy, a longer --hang-timeout SECONDS"
 
 
 def determine_status(
@@ -29,18 +27,18 @@ def determine_status(
     measured: int,
     processes: int,
 ) -> tuple[Status, FailureCause | None]:
-    """The status of a run and why.
+    """Return the status of a run and its cause.
 
-    ``failures`` come earliest first; ``exits`` are torchelastic's exit codes by rank;
-    ``measured`` counts the ranks that left their samples. A rank that was killed, or that
-    failed by itself, comes before those that failed because it was gone.
+    ``failures`` are ordered by time, ``exits`` are exit codes by rank from torchelastic,
+    ``measured`` counts the ranks that wrote samples. A rank that was killed or failed by itself is
+    the cause, not a rank that failed because it was gone.
     """
     if ending.stop_signal is not None:
         name = signal.Signals(ending.stop_signal).name
         return "interrupted", FailureCause(text=f"nfold got {name}", signal=ending.stop_signal)
     if ending.timed_out is not None:
         seconds, step = ending.timed_out
-        text = f"the {seconds:.0f} s that it was given were over after step {step}"
+        text = f"stopped at its {seconds:.0f} s limit after step {step}"
         return "interrupted", FailureCause(
             text=text, step=step, stalled_s=ending.seconds_since_step
         )
@@ -69,8 +67,8 @@ def determine_status(
 def _exits_without_failure(
     failures: Sequence[RankFailure], exits: Mapping[int, int]
 ) -> dict[int, int]:
-    spoke = {failure.rank for failure in failures}
-    return {rank: code for rank, code in exits.items() if code > 0 and rank not in spoke}
+    reported = {failure.rank for failure in failures}
+    return {rank: code for rank, code in exits.items() if code > 0 and rank not in reported}
 
 
 def _failed(failure: RankFailure) -> tuple[Status, FailureCause]:
@@ -112,17 +110,16 @@ def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause
 
 SLOW_RANK_RATIO = 1.10
 DRIFT_FRACTION = 0.05
-ROUNDING_TOLERANCE = 1e-5
-"""Of parameters: so little is rounding of numbers of 4 bytes, some hundred times one of them."""
+ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32
 
 
 def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -> list[Caveat]:
-    """Every doubt that the ranks' own samples raise about their numbers.
+    """Return the caveats that the samples of the ranks raise about their numbers.
 
-    Under an ablation nobody minds what is trained: only the times are doubted.
+    A variant that does not preserve the training is checked for its times only.
     """
     trained = variant is None or variant.preserves_training
-    noted = [Caveat(kind=kind, text=text) for rank in ranks for kind, text in rank.caveats]
+    reported = [Caveat(kind=kind, text=text) for rank in ranks for kind, text in rank.caveats]
     found = [
         check_same_samples(ranks) if trained else None,
         check_parameters(ranks) if trained else None,
@@ -130,11 +127,11 @@ def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -
         check_drift(ranks),
         check_slow_rank(ranks),
     ]
-    return [*dict.fromkeys(noted), *(doubt for doubt in found if doubt is not None)]
+    return [*dict.fromkeys(reported), *(caveat for caveat in found if caveat is not None)]
 
 
 def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Two ranks that were fed the same samples: the work was not divided."""
+    """Return a caveat if two ranks had the same samples: the work was not divided."""
     hashes = Counter(entry for rank in ranks for entry in rank.sample_hashes[:1] if entry[0])
     if not any(times > 1 for times in hashes.values()):
         return None
@@ -143,25 +140,27 @@ def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 
 def check_parameters(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Ranks that end with different parameters: gradients were not exchanged, or were and each
-    changes its own in another way; by rounding only, nothing else is wrong.
+    """Return a caveat if the ranks end with different parameters.
+
+    Either gradients were not exchanged, or each rank changes its parameters in another way, or the
+    ranks differ by rounding only.
     """
     sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
     if len(sums) < 2:
         return None
-    apart = _parameter_difference([rank.parameter_sample for rank in ranks])
-    if apart is None:
+    difference = _parameter_difference([rank.parameter_sample for rank in ranks])
+    if difference is None:
         text = f"parameters differ between ranks at the end: {NO_GRADIENT_EXCHANGE}"
         return Caveat(kind="parameters_differ", text=text)
-    if apart <= ROUNDING_TOLERANCE:
+    if difference <= ROUNDING_TOLERANCE:
         text = (
-            f"parameters of ranks differ by rounding ({apart:.0e} of them), though gradients are "
+            f"parameters of ranks differ by rounding ({difference:.0e} of them), though gradients are "
             "exchanged: each rank adds something of its own and takes it away again, or adds in "
             "another order; next: broadcast them now and then in long training"
         )
         return Caveat(kind="rounded_apart", text=text)
     text = (
-        f"parameters differ between ranks at the end by {apart:.0e} of them, though gradients are "
+        f"parameters differ between ranks at the end by {difference:.0e} of them, though gradients are "
         "exchanged: each rank changes them in its own way (noise, another learning rate)"
     )
     return Caveat(kind="parameters_differ", text=text)
@@ -176,7 +175,7 @@ def _parameter_difference(samples: Sequence[Sequence[float]]) -> float | None:
 
 
 def check_window_count(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Too few timed windows for an interval to mean much."""
+    """Return a caveat if there are too few timed windows for an interval."""
     if not ranks or any(rank.parts for rank in ranks):
         return None
     count = min(len(rank.windows) for rank in ranks)
@@ -187,7 +186,7 @@ def check_window_count(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 
 def check_drift(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """A jump of more than 5 % in the windows' speed that chance does not explain."""
+    """Return a caveat if the speed jumps by more than 5 % between windows, beyond noise."""
     for rank in ranks:
         found = change_point([w.seconds / w.steps for w in rank.windows])
         if found and abs(found.after / found.before - 1) > DRIFT_FRACTION:
@@ -198,7 +197,7 @@ def check_drift(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 
 def check_slow_rank(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """A rank whose own step time is more than 10 % above the others' median."""
+    """Return a caveat if the step time of a rank is more than 10 % above the others' median."""
     times = {r.rank: median(r.step_ms) for r in ranks if r.step_ms}
     if len(times) < 2:
         return None

@@ -1,4 +1,8 @@
-"""A script's scratch folder in its measurement's: entered by each rank, settled by the parent."""
+"""One rank of a workload: ``python -m nfold.launch.workload_process FOLDER``.
+
+RANK, LOCAL_RANK and WORLD_SIZE are set as by torchrun. Only the standard library is imported before
+the first heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -68,18 +72,16 @@ def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
 
 
 IDLE_TIMEOUT_S = 3.0
-"""Workers that are never idle do other things, too."""
 IDLE_POLL_S = 0.1
-IDLE_CORE_SHARE = 0.2
-"""Of one core: less is nobody's work. A clock of processes ticks every 10 ms."""
+IDLE_CORE_SHARE = 0.2  # CPU times have a resolution of 10 ms
 
 
 def wait_for_idle_children(
     limit_s: float = IDLE_TIMEOUT_S, meanwhile: Callable[[], None] = lambda: None
 ) -> float:
-    """Wait for the processes that this one has started, until they leave the cores alone.
+    """Wait until the child processes use almost no CPU time, at most ``limit_s`` seconds.
 
-    Returns the seconds waited, at most ``limit_s`` and a little; ``meanwhile`` is called often.
+    Calls ``meanwhile`` after each poll. Returns the seconds waited.
     """
     workers = psutil.Process().children(recursive=True)
     begin = time.perf_counter()
@@ -103,24 +105,16 @@ def _used_s(processes: list[psutil.Process]) -> float:
     return found
 
 
-# One rank: reads its task, runs it, leaves what it measured or why it failed.
-#
-# Runs as ``python -m nfold.launch.workload_process FOLDER`` with RANK, LOCAL_RANK and WORLD_SIZE set, as
-# torchrun sets them. Only Python's own library is imported before the heart beats.
-
 SAVE_EVERY_S = 1.0
-MAX_EPOCH_SHARE = 0.01
-"""The part of an epoch that writing the samples at its end may take."""
-AWAIT_TIMEOUT_S = 120.0
-"""How long a rank waits for others that train by themselves, and for all to be measured."""
+MAX_EPOCH_SHARE = 0.01  # of an epoch: time to write the samples at its end
+AWAIT_TIMEOUT_S = 120.0  # for independent ranks, and for the samples of all ranks
 AWAIT_POLL_S = 0.02
 
 
 class FolderObserver(Observer):
-    """Reports to the measurement's folder: beats always, samples at most once a second.
+    """Writes heartbeats and, at most once a second, samples to the folder of the measurement.
 
-    What an epoch's end adds is written at once, unless epochs are so short that writing would
-    take more than 1 % of them.
+    Samples are also written at the end of an epoch, if this takes at most 1 % of the epoch.
     """
 
     def __init__(self, folder: HandoffFolder, rank: int, world_size: int = 1) -> None:
@@ -146,7 +140,7 @@ class FolderObserver(Observer):
             self._epoch_saved = self._saved if epoch_ended else self._epoch_saved
 
     def flush_samples(self) -> None:
-        """Write what was given last, where it is not written: nothing more will come."""
+        """Write the last samples, if they are not written yet."""
         if self._unwritten is not None:
             self._folder.write_samples(self._unwritten)
             self._unwritten = None
@@ -164,9 +158,9 @@ class FolderObserver(Observer):
         wait_for_idle_children(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))
 
     def exit_process(self, samples: RankSamples) -> NoReturn:
-        """Write the samples, wait until every rank has its own, and go without tidying up.
+        """Write the samples, wait for those of all other ranks, and exit without cleanup.
 
-        A rank that is gone would take those that still exchange with it down.
+        An early exit would make ranks fail that still communicate with this one.
         """
         self._folder.write_samples(samples)
         self.beat(Phase.FINISHED, self.step)
@@ -186,12 +180,10 @@ class FolderObserver(Observer):
             time.sleep(AWAIT_POLL_S)
 
     def close(self) -> None:
-        """Stop beating."""
         self._heart.close()
 
 
 def main() -> None:
-    """Entry of a rank's own process."""
     die_with_parent()
     folder = HandoffFolder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
@@ -204,7 +196,7 @@ def main() -> None:
 
 
 def run_rank(folder: HandoffFolder, rank: int, world_size: int) -> bool:
-    """Run one rank in this process; False where it failed, with its failure in the folder."""
+    """Run one rank in this process; returns False if it failed, after writing its RankFailure."""
     observer = FolderObserver(folder, rank, world_size)
     try:
         local_rank = int(os.environ.get("LOCAL_RANK", rank))

@@ -1,4 +1,4 @@
-"""The one verb: run a workload under a plan, and an ablation, and return what happened."""
+"""Run a workload under a plan and a variant, and return the measurement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LEAVE_JOB_HINT = "next: unset RANK WORLD_SIZE, or start the ranks with torchrun"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOutcome:
-    """What became of the ranks, before the facts around them are added."""
+    """Status, cause and samples of the ranks of a run."""
 
     status: Status
     cause: FailureCause | None = None
@@ -59,13 +59,16 @@ def run(
 ) -> Measurement:
     """Run ``workload`` under the complete ``plan`` in a fresh process tree.
 
-    With ``turns`` ``ablation`` holds all the time, and each of them has its turns, which change
-    what the framework can change between two steps; ``nfold.launch.workload_run.apart`` makes a
+    ``interleaved_variants`` alternate within the run, in addition to ``variant``; they differ only
+    in fields that the framework can switch between two steps. ``split_by_variant`` makes a
     measurement of each.
 
-    A run that fails is a Measurement with its status and cause, never an exception; what its
-    ranks measured before they failed is in it. Raises MachineUnfit where the machine cannot
-    run anything, and ValueError for a plan that was not resolved.
+    A run that fails is a Measurement with its status and cause, and with the samples from before
+    the failure.
+
+    Raises:
+        MachineUnfit: The machine cannot run the workload, or another run uses a file of the script.
+        ValueError: The plan was not resolved.
     """
     if not (plan.has_placement if workload.script else plan.is_complete):
         raise ValueError("the plan is not resolved on this machine; next: plan.resolve(...)")
@@ -127,8 +130,8 @@ def _outcome(
     chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
 ) -> RunOutcome:
     refusals = (
-        chosen.refusal_reason(left_out, task.workload, task.plan)
-        for left_out in (task.variant, *task.interleaved_variants)
+        chosen.refusal_reason(variant, task.workload, task.plan)
+        for variant in (task.variant, *task.interleaved_variants)
     )
     reason = (
         chosen.unsupported_reason(task.workload, task.plan, task.machine)
@@ -140,7 +143,7 @@ def _outcome(
     if chosen.runs_in_parent:
         return _in_parent(chosen, task)
     if task.workload.script and (in_external_job() or options.in_process):
-        text = "a script is run in processes of its own; next: leave out torchrun or --in-process"
+        text = "a script needs processes of its own; next: remove torchrun or --in-process"
         return RunOutcome(status="unsupported", cause=FailureCause(text=text))
     if in_external_job():
         return _attached(chosen, task, folder, options)
@@ -153,11 +156,13 @@ def _outcome(
 
 def _interleaving_refusal(chosen: Framework, task: Task) -> str | None:
     switched = chosen.switchable_fields(task.workload, task.plan)
-    if all(process_wide(turn, switched) == task.variant for turn in task.interleaved_variants):
+    if all(
+        process_wide(variant, switched) == task.variant for variant in task.interleaved_variants
+    ):
         return None
     return (
-        f"turns of {task.workload} differ in what cannot change between two steps; allowed are "
-        f"{', '.join(switched) or 'none'}; next: run each by itself"
+        f"variants of {task.workload} cannot be interleaved: between two steps nfold can change "
+        f"{', '.join(switched) or 'nothing'}; next: run each variant separately"
     )
 
 
@@ -270,15 +275,14 @@ def _leftover_process_caveats(ending: TreeExit) -> list[Caveat]:
 
 
 def split_by_variant(measurement: Measurement, variants: Sequence[Variant]) -> list[Measurement]:
-    """One for each of the turns, in their order, with its own windows; all have one folder.
+    """Return one measurement for each interleaved variant, with its own windows.
 
-    Where the run failed, those that had a turn on all ranks before are ok, with the cause that
-    ended it; the others have failed.
+    If the run failed, a variant with enough steps on all ranks is ok; the others have its status.
     """
     ranks = [rank.split_windows(rank.slots, len(variants)) for rank in measurement.ranks]
     return [
-        _measurement_of_variant(measurement, left_out, tuple(parts[turn] for parts in ranks))
-        for turn, left_out in enumerate(variants)
+        _measurement_of_variant(measurement, variant, tuple(parts[slot] for parts in ranks))
+        for slot, variant in enumerate(variants)
     ]
 
 
@@ -351,28 +355,30 @@ def external_world_size() -> int:
 
 
 def job_id() -> str:
-    """Six hex digits that all ranks of the job agree on, and that another job does not have.
+    """Return six hex digits that identify the job, the same on all ranks.
 
-    torchrun's default run id and port are the same in every job; on one node, the process that
-    started the ranks tells jobs apart.
+    The default run id and port of torchrun are the same in every job; on one node the process that
+    started the ranks distinguishes jobs.
     """
     names = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
-    said = [os.environ.get(name, "") for name in names]
+    parts = [os.environ.get(name, "") for name in names]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         starter = psutil.Process(os.getppid())
-        said.append(f"{starter.pid} {starter.create_time()}")
-    return hashlib.sha256("|".join(said).encode()).hexdigest()[:6]
+        parts.append(f"{starter.pid} {starter.create_time()}")
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:6]
 
 
 def run_external_rank(folder: HandoffFolder, task: Task, options: RunOptions) -> TreeExit:
-    """Run this process's rank of the task; rank 0 also waits for what the others measured.
+    """Run the rank of this process; rank 0 also waits for the samples of the other ranks.
 
-    The ranks share the folder: one node, or a file system that every node sees.
+    The folder must be visible to all ranks.
     """
     if external_rank() == 0:
         folder.write_task(task)
     elif not _wait_for_task(folder, options):
-        raise TimeoutError(f"rank 0 left no task in {folder.path}: do all ranks see that folder?")
+        raise TimeoutError(
+            f"rank 0 wrote no task to {folder.path}; next: --results with a folder that all ranks see"
+        )
     ended_well = run_rank(folder, external_rank(), external_world_size())
     if external_rank() == 0:
         return _wait_for_others(folder, options, ended_well)

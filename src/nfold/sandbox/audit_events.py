@@ -1,4 +1,4 @@
-"""What Python says before it writes: audit events, and functions that write in C without one."""
+"""Audit events before Python writes to a file, and hooks for functions that write in C."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class WriteListener(Protocol):
-    """Hears of every change before it is made. Paths are absolute, but not in normal form."""
+    """Receives every change before it is made. Paths are absolute, but not normalized."""
 
     def on_write(self, path: str, *, empties: bool = False) -> None:
-        """A file is opened for writing, or changed; ``empties``: its content goes at once."""
+        """A file is opened for writing, or changed; ``empties``: it is truncated at once."""
 
     def on_enter_folder(self, path: str) -> None:
         """A folder becomes the working directory, or is removed as a whole."""
 
     def on_replace(self, path: str) -> None:
-        """The name itself is made, removed or changed."""
+        """A name is created, removed or replaced."""
 
     def on_rename(self, source: str, target: str) -> None:
-        """A file or a folder gets another name."""
+        """A file or a folder is renamed."""
 
 
 class AuditHook:
-    """The one audit hook of a process: there is no way to remove one, so it can be silent."""
+    """The audit hook of this process. Hooks cannot be removed, so its listener can be None."""
 
     def __init__(self) -> None:
         self.listener: WriteListener | None = None
@@ -43,14 +43,13 @@ class AuditHook:
         self._busy = threading.local()
 
     def set_listener(self, listener: WriteListener | None) -> None:
-        """Tell ``listener`` from now on; None: nobody."""
         self.listener = listener
         if listener is not None and not self._installed:
             self._installed = True
             sys.addaudithook(self.handle_event)
 
     def handle_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """One audit event; what the listener itself does to files is not told to it."""
+        """Pass an event to the listener, unless the listener itself caused it."""
         act = EVENT_HANDLERS.get(event)
         if act is _on_open and not _is_write(arguments[2]):
             return
@@ -60,7 +59,7 @@ class AuditHook:
 
     @contextlib.contextmanager
     def mute(self) -> Iterator[None]:
-        """Tell nobody what this thread does meanwhile."""
+        """Ignore the events of this thread while the context is entered."""
         self._busy.now = True
         try:
             yield
@@ -159,13 +158,14 @@ def _absolute(path: Any, dir_fd: int = -1) -> str | None:
 
 @dataclass(frozen=True)
 class PathArgument:
-    """Where a function's argument is that names the file, and the one that says the mode."""
+    """The positions of the arguments of a function that name the file and its mode."""
 
     position: int
     name: str
     mode_position: int | None = None
 
 
+# Functions that open files in C, without an audit event.
 UNAUDITED_WRITERS: dict[str, dict[str, PathArgument]] = {
     "torch": {"save": PathArgument(1, "f")},
     "torch.serialization": {"save": PathArgument(1, "f")},
@@ -177,11 +177,10 @@ UNAUDITED_WRITERS: dict[str, dict[str, PathArgument]] = {
     "safetensors.numpy": {"save_file": PathArgument(1, "filename")},
     "h5py": {"File": PathArgument(0, "name", mode_position=1)},
 }
-"""Functions that open files in C, without a word of Python's."""
 
 
 def wrap_unaudited_writers() -> None:
-    """Wrap the functions of ``SILENT``, now where their module is there, else on its import."""
+    """Wrap the functions of ``UNAUDITED_WRITERS``, if needed when their module is imported."""
     call_after_import(dict.fromkeys(UNAUDITED_WRITERS, wrap_module))
 
 
@@ -204,7 +203,7 @@ def _wrap_writer(owner: Any, name: str, argument: PathArgument) -> None:
         return
 
     @functools.wraps(original)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         path = _argument(args, kwargs, argument.position, argument.name)
         mode = (
             "w"
@@ -217,8 +216,8 @@ def _wrap_writer(owner: Any, name: str, argument: PathArgument) -> None:
             )
         return original(*args, **kwargs)
 
-    told.writes_in_c = True  # type: ignore[attr-defined]
-    setattr(owner, name, told)
+    wrapper.writes_in_c = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
 
 
 def _argument(args: Sequence[Any], kwargs: dict[str, Any], position: int, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Locks on files, between the processes of one run and their parent."""
+"""File locks between processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import IO
 
 
 def lock_file(file: Path, kind: int = fcntl.LOCK_EX) -> IO[bytes]:
-    """A lock that this process and its children hold while any of them lives and has it open.
+    """Return an open file with a lock, held until every process that inherits it has closed it.
 
-    With LOCK_NB raises OSError where another one holds it.
+    With LOCK_NB raises OSError if another process holds the lock.
     """
     lock = file.open("ab")
     try:

@@ -1,7 +1,7 @@
-"""The file system as links: folders and files become real when something in them is written.
+"""A copy-on-write mirror of the file system, made of links.
 
-``root/home/ada/train.py`` stands for ``/home/ada/train.py``. A folder that nobody wrote to is one
-link; one with something written in it is a real folder of links.
+``root/home/ada/train.py`` mirrors ``/home/ada/train.py``. An unchanged folder is one link; a folder
+in which something was written is a real folder of links.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from typing import IO
 
 from nfold.sandbox.file_lock import lock_file
 
+# Of a larger folder above the working directory only the entry on the path is mirrored.
 MAX_LINKED_ENTRIES = 1000
-"""Entries of a folder above the working directory; of a larger one only the way down is there."""
-MAX_COPIED_BYTES = 4 << 30
-"""Of one file that is not written from its beginning."""
-MAX_LINK_DEPTH = 40
-"""Links that a path may go through, as in the kernel."""
+MAX_COPIED_BYTES = 4 << 30  # of a file that is not truncated when it is opened
+MAX_LINK_DEPTH = 40  # as in the kernel
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
 class CopyOnWriteMirror:
-    """The links below ``root``; processes that share it take turns by a lock beside it.
+    """The mirror below ``root``, shared by processes under a lock.
 
-    ``hidden`` is a real folder that is left out: the one that the root itself lies in.
+    ``hidden`` is a real folder that is not mirrored: the folder that contains the root.
     """
 
     def __init__(self, root: str, hidden: str = "") -> None:
@@ -36,28 +34,27 @@ class CopyOnWriteMirror:
         self._hidden = hidden
 
     def contains(self, path: str) -> bool:
-        """Whether an absolute path is below the root."""
         return path == self.root or path.startswith(self.root + os.sep)
 
     def to_mirror(self, path: str) -> str:
-        """Where an absolute path of the real file system appears."""
+        """Return the path in the mirror of an absolute real path."""
         return path if self.contains(path) else self.root + path.rstrip(os.sep)
 
     def to_real(self, path: str) -> str:
-        """The path of the real file system that a place stands for."""
+        """Return the real path of a path in the mirror."""
         return os.path.normpath(path)[len(self.root) :] or os.sep
 
     def create(self, *folders: str) -> None:
-        """Make the way to each of these real folders, and links to all that is in it."""
+        """Create these real folders in the mirror, with links to their entries."""
         with self._lock():
             for folder in folders:
                 self._create_path(folder)
 
     def make_writable(self, path: str, *, follow: bool, empty: bool = False) -> str:
-        """The place where a path below the root is written; every folder on its way is real.
+        """Return the path to write to, after every folder on the path has been made real.
 
-        With ``follow`` what a link at its end shows is made real too: a folder of links, or a
-        copy of the file, without its content where ``empty`` says that this goes at once.
+        With ``follow`` a link at the end of the path is replaced by a folder of links or a copy of
+        the file; with ``empty`` by an empty file.
         """
         with self._lock():
             place = self._resolve(path, follow)
@@ -92,10 +89,8 @@ class CopyOnWriteMirror:
     def _link_entries(
         self, folder: str, source: str, *, only_entry: str = "", keep_relative: bool = True
     ) -> None:
-        """Links to the entries of ``source``; where they are too many, only the ``way`` on.
-
-        A link between neighbours stays one where the neighbours are ``beside`` it too.
-        """
+        # With too many entries only ``only_entry`` is linked. Relative links between entries of
+        # one folder stay relative if the mirror has these entries, too.
         names = os.listdir(source)
         if only_entry and len(names) > MAX_LINKED_ENTRIES:
             names = [only_entry]

@@ -1,4 +1,4 @@
-"""A rank's side: enter the folder, and let nothing be written elsewhere without a way back."""
+"""Enter the sandbox of a run, and clean it up: no change outside remains."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Sandbox:
         SANDBOX_ROOTS[self._mirror.root] = os.getcwd()
 
     def prepare_script(self, path: str) -> str:
-        """The path to run a script by, relative or absolute as it was: a file of its own here."""
+        """Copy the script into the mirror; returns its path, relative or absolute as given."""
         real = os.path.join(self._original_folder, path)
         home = os.path.realpath(os.path.dirname(real))
         self._restored_roots.append(home)
@@ -77,7 +77,6 @@ class Sandbox:
         return place if os.path.isabs(path) else path
 
     def on_write(self, path: str, *, empties: bool = False) -> None:
-        """Make the file real that is about to be written, or keep what it holds."""
         if self._mirror.contains(path):
             place = self._mirror.make_writable(path, follow=True, empty=empties)
             self._log_write(self._mirror.to_real(place), in_mirror=True)
@@ -85,19 +84,16 @@ class Sandbox:
             self._back_up_outside(os.path.realpath(path), file=True)
 
     def on_enter_folder(self, path: str) -> None:
-        """Make the folder real."""
         if self._mirror.contains(path):
             self._mirror.make_writable(path, follow=True)
 
     def on_replace(self, path: str) -> None:
-        """Make the folder real that holds the name, or keep what it stands for."""
         if self._mirror.contains(path):
             self._mirror.make_writable(path, follow=False)
         else:
             self._back_up_outside(_resolve_parent(path), file=False)
 
     def on_rename(self, source: str, target: str) -> None:
-        """The same for both names."""
         if self._mirror.contains(target):
             place = self._mirror.make_writable(target, follow=False)
             self._log_write(self._mirror.to_real(place), in_mirror=True)
@@ -112,7 +108,7 @@ class Sandbox:
             self._back_up_outside(_resolve_parent(source), file=False)
 
     def close(self) -> None:
-        """Listen no more, and go back."""
+        """Leave the sandbox."""
         AUDIT_HOOK.set_listener(None)
         self._change_folder(self._original_folder)
         self._lock.close()

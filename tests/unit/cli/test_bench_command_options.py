@@ -228,6 +228,7 @@ def test_a_further_rank_of_a_job_says_and_stores_nothing(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     done = command.bench(*SHORT, "--devices", "1,2")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert not command.results.exists()

@@ -102,7 +102,7 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert status == "interrupted"
     assert cause is not None
     assert (cause.step, cause.stalled_s) == (17, 30.0)
-    assert cause.text == "the 42 s that it was given were over after step 17"
+    assert "42 s" in cause.text
     status, cause = determine_status(TreeExit(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"
     assert cause is not None

@@ -310,9 +310,12 @@ def test_the_backup_is_on_the_disk_before_its_entry(
 ) -> None:
     synced: list[str] = []
     fsync = os.fsync
-    monkeypatch.setattr(
-        os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))
-    )
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
     sandbox = enter_sandbox(sandbox_folder(tmp_path, "sync"))
     (project / "log-0.txt").write_text("new")
     sandbox.close()
