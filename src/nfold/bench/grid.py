@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from nfold import workloads
+from nfold.core.device_count import parse_device_count
 from nfold.core.errors import ExtraMissing, NfoldError, UnknownValue, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import cell_id
@@ -87,7 +88,7 @@ def parse_axes(
 
 def _read_list(name: str, text: str, device: str | None) -> tuple[PlanChange, ...]:
     if name == "devices":
-        return _entries(name, text, lambda entry: _place(entry, device))
+        return _entries(name, text, lambda entry: _parse_devices(entry, device))
     if name in CHOICE_AXES:
         return _entries(name, text, lambda entry: {name: _parse_choice(name, entry)})
     if name in INTEGER_AXES:
@@ -118,17 +119,15 @@ def _number(name: str, entry: str, minimum: int) -> int:
     return int(entry)
 
 
-def _place(entry: str, device: str | None) -> PlanChange:
-    kind, separator, count = entry.rpartition(":")
-    if not separator:
-        return {"devices": _number("devices", entry, 1)}
-    if kind not in ALLOWED_VALUES["device"]:
-        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
+def _parse_devices(entry: str, device: str | None) -> PlanChange:
+    kind, count = parse_device_count(entry)
+    if kind is None:
+        return {"devices": count}
     if device not in (None, kind):
         raise UsageError(
-            f"devices {entry!r} against --device {device}: next: leave out --device, or {count}"
+            f"--devices {entry} conflicts with --device {device}; next: remove --device"
         )
-    return {"device": kind, "devices": _number("devices", count, 1)}
+    return {"device": kind, "devices": count}
 
 
 def _read_parameters(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

@@ -30,12 +30,6 @@ from nfold.core.format import (
 )
 from nfold.core.stats import Interval
 
-MAX_COMPACT_WIDTH = 100
-"""A terminal's width in characters that a compact table keeps to where it can."""
-GAP = 3
-"""Characters between two columns of a terminal's table."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
     """One number of a line, with the marks of the notes that touch it."""
@@ -196,33 +190,6 @@ def _failures(result: CellResult) -> list[str]:
     return [f"of {runs} {kinds}" + "".join(f"; {cause}" for cause in causes)]
 
 
-def table_rows(
-    cells: Sequence[Cell], *, compact: bool = False
-) -> tuple[list[str], list[list[str]]]:
-    """The table of cells as headers and rows of text.
-
-    Compact: short headers, and the least important columns left out until the table fits into
-    ``COMPACT_WIDTH`` characters. What the marks in it say, ``notes`` lists; what is the same
-    in all cells, ``shared``.
-    """
-    if not cells:
-        return [], []
-    made = build_table(compute_results(cells))
-    return fit_table(made) if compact else flatten_table(made)
-
-
-def table_footnotes(cells: Sequence[Cell]) -> list[str]:
-    """The notes that the marks of ``rows`` stand for, with their marks."""
-    texts = build_table(compute_results(cells)).notes if cells else ()
-    return [f"{superscript((number,))} {text}" for number, text in enumerate(texts, start=1)]
-
-
-def shared_line(cells: Sequence[Cell]) -> str:
-    """What ``rows`` leaves out because all cells have it: ``framework torch · batch 128``."""
-    pairs = build_table(compute_results(cells)).shared if cells else ()
-    return shared_text(pairs)
-
-
 def shared_text(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values on one line."""
     return " · ".join(f"{name} {value}" for name, value in pairs)
@@ -242,27 +209,6 @@ def _flat_entry(line: TableRow, entry: TableEntry, compact: bool) -> str:
     if line.status and entry.column.key == MAIN_COLUMN:
         return f"{line.status}{superscript(line.marks)}"
     return entry.compact if compact else entry.full
-
-
-def fit_table(made: CellTable) -> tuple[list[str], list[list[str]]]:
-    """As ``flat`` and compact, without the lightest columns, one by one, until the rest fits."""
-    heads, lines = flatten_table(made, compact=True)
-    first = len(made.axes)
-    kept = list(range(len(heads)))
-    lightest = sorted(range(len(made.columns)), key=lambda k: made.columns[k].weight)
-    for place in lightest:
-        if (
-            _width(heads, lines, kept) <= MAX_COMPACT_WIDTH
-            or made.columns[place].key == MAIN_COLUMN
-        ):
-            break
-        kept.remove(first + place)
-    return [heads[k] for k in kept], [[line[k] for k in kept] for line in lines]
-
-
-def _width(heads: list[str], lines: list[list[str]], kept: list[int]) -> int:
-    widths = [max(len(line[k]) for line in [heads, *lines]) for k in kept]
-    return sum(widths) + GAP * (len(kept) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,6 +224,14 @@ def test_only_the_newest_machine_is_shown() -> None:
 
 
 @pytest.fixture(scope="module")
+def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with a grid on GPUs."""
+    results = tmp_path_factory.mktemp("training")
+    measured_grids.write_store(results, measured_grids.training_grid())
+    return results
+
+
+@pytest.fixture(scope="module")
 def shown(training: Path) -> tuple[str, str, FieldReport]:
     """The page and the Markdown of a grid on GPUs."""
     found = sections_module.load_measurements(training)
