@@ -232,11 +232,7 @@ EXPLAIN_OPTIONS = {
         more={"metavar": "VALUE"},
     ),
     "budget": Option(
-        str,
-        "3m",
-        "Time limit of all runs: 90s, 3m, 1h.",
-        LENGTH,
-        more={"metavar": "TIME"},
+        str, "3m", "Time limit of all runs: 90s, 3m, 1h.", LENGTH, more={"metavar": "TIME"}
     ),
     **{name: option for name, option in SHARED_OPTIONS.items() if name != "debug"},
 }

@@ -314,7 +314,7 @@ def test_a_field_report_is_narrowed_by_devices_and_values(planted: Command) -> N
         (["bench", "--report", "layout", "-p", "depth=10"], "--parameter cannot be used with"),
         (["bench", "--report", "layout", "--scaling", "weak"], "--scaling cannot be used with"),
         (["bench", "--report", "conv2d-devices", "--layout", "x"], "no axis 'layout'"),
-        (["bench", "--report", "conv2d-devices", "--epochs", "2"], "as long in epochs"),
+        (["bench", "--report", "conv2d-devices", "--epochs", "2"], "has a length in epochs"),
         (["bench", "--report", "conv2d-devices", "--devices", "two"], "--devices two"),
     ],
 )

@@ -98,7 +98,7 @@ def test_a_user_narrows_values_and_gives_other_lengths() -> None:
     [
         ({"axis_values": {"layout": "channels_last"}}, "no axis 'layout'"),
         ({"axis_values": {"batch": "64"}}, "nothing of this report is left with --batch 64"),
-        ({"steps": 10}, "no grid of this report is as long in steps"),
+        ({"steps": 10}, "has a length in steps"),
     ],
 )
 def test_what_leaves_nothing_is_refused(chosen: dict[str, object], text: str) -> None:

@@ -70,7 +70,7 @@ def test_a_cell_of_which_some_runs_failed_keeps_its_numbers_and_says_so() -> Non
     _, two = rows_of(*made)
     assert two["images/s"].startswith("3,9")
     assert two["images/s"].endswith("¹")
-    assert table_of(made).notes == ("of 3 runs 1 killed; rank 1 was ended by SIGKILL",)
+    assert table_of(made).notes == ("of 3 runs: 1 killed; rank 1 was ended by SIGKILL",)
 
 
 def test_the_same_warning_is_one_note_beside_every_number_it_touches() -> None:
@@ -84,7 +84,10 @@ def test_the_same_warning_is_one_note_beside_every_number_it_touches() -> None:
     assert one["images/s"].endswith("¹")
     assert two["images/s"].endswith("¹")
     assert two["accuracy"].endswith("²")
-    assert table_of(made).notes == ("GPU 0 was hot", "not exchanged",)
+    assert table_of(made).notes == (
+        "GPU 0 was hot",
+        "not exchanged",
+    )
 
 
 def test_weak_scaling_is_told() -> None:
