@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -32,6 +33,7 @@ from nfold.fieldreports.catalog import build_field_report
 from nfold.report.export import measurements_document, report_markdown
 from nfold.telemetry.obstacles import Obstacle
 
+CONSTRAINTS = Path(__file__).parents[3] / "constraints.txt"
 WIDTHS = (60, 80, 100)
 NUMBER = re.compile(r"\d[\d,.]*")
 
@@ -60,6 +62,10 @@ GRIDS = {
 }
 
 
+@pytest.mark.skipif(
+    f"typer=={typer.__version__}" not in CONSTRAINTS.read_text().split(),
+    reason="Typer formats help in another way in other versions",
+)
 @pytest.mark.parametrize("command", ["", "env", "bench", "train", "run", "explain", "report"])
 def test_help(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
