@@ -235,6 +235,8 @@ EXPLAIN_OPTIONS = {
         str, "3m", "Time limit of all runs: 90s, 3m, 1h.", LENGTH, more={"metavar": "TIME"}
     ),
     **{name: option for name, option in SHARED_OPTIONS.items() if name != "debug"},
+    "details": _flag("--details", "Print every table.", OUTPUT),
+    "show": _flag("--show", "Print the last explanation again; measure nothing.", OUTPUT),
 }
 
 RUN_OPTIONS = {

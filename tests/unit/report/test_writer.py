@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import measured
-from nfold.core.errors import ExtraMissing, StoreUnusable, UsageError
 from nfold.analysis.sections import group_sections, load_measurements
+from nfold.core.errors import ExtraMissing, StoreUnusable, UsageError
 from nfold.report.writer import ReportContent, write_files
 from nfold.store.store import Store
 
