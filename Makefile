@@ -16,7 +16,7 @@ DEMO_INSTALLED := $(DEMO)/.installed
 .PHONY: demo test check docs clean
 
 demo: $(DEMO_INSTALLED)
-	$(DEMO)/bin/nfold bench digits --devices cpu:1,cpu:2 --batch 480 --epochs 15 --repeat 3
+	$(DEMO)/bin/nfold bench digits --devices cpu:1,cpu:2 --batch 128 --epochs 15 --repeat 3
 
 # Two test files at a time: most of their time is the start of processes that use one core. In the
 # order of their names, so that the many short ones are last and no worker waits long for the other.

@@ -35,5 +35,5 @@ def test_a_quick_report_ends_without_a_failed_cell_and_is_shown_again(tmp_path: 
     assert [row["filter"] for row in problems["rows"]].count(10) == 1
     assert any("first call takes" in sentence for sentence in found["report"]["sentences"])
     page = (tmp_path / "conv2d-devices.html").read_text()
-    assert "side by side" in page
+    assert "Load of the devices and of the host" in page
     assert "then: K80, one call" in _nfold("report", "--report", "conv2d-devices", *where)

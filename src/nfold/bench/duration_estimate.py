@@ -1,7 +1,6 @@
-"""How long a grid will take: from earlier measurements where there are any, else roughly.
+"""Estimate how long a grid takes, from earlier measurements or else from assumed rates.
 
-The rough rates are assumptions and are said to be: they are a careful user's order of magnitude
-for small convolution networks, not a device's peak.
+The assumed rates are orders of magnitude for small convolutional networks, not peaks of a device.
 """
 
 from __future__ import annotations
@@ -16,27 +15,25 @@ from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.workload import Workload
 
+# per core, and per GPU in fp32 without tensor cores
 ASSUMED_FLOP_PER_S: Mapping[str, float] = {"cpu": 20e9, "cuda": 10e12}
-"""Of one core, and of one GPU in fp32 without tensor cores."""
 ASSUMED_16_BIT_GAIN = 3.0
+# start of the processes to the first step, and their end
 ASSUMED_START_S: Mapping[str, float] = {"cpu": 6.0, "cuda": 15.0}
-"""From the start of the processes to the first step, and their end."""
-ASSUMED_OPERATION_PARTS = 12
-"""Parts that an operation times one after the other, each for all steps."""
+ASSUMED_OPERATION_PARTS = 12  # parts of an operation, each timed for all steps
 
+# plan fields that do not change the speed
 LENGTH_FIELDS = frozenset({"steps", "epochs", "warmup_steps", "seed"})
-"""Fields of a plan that do not change its speed."""
+# plan fields that follow from the input: together one difference
 INPUT_DEPENDENT_FIELDS = frozenset({"augment", "workers"})
-"""Fields that are other ones with another input: together they are one difference."""
 
 
-EpochSamples = Callable[[Workload], int | None]
-"""Samples of a workload's epoch; None where nobody knows before it was run."""
+EpochSamples = Callable[[Workload], int | None]  # samples of an epoch, None if only a run can tell
 
 
 @dataclass(frozen=True, kw_only=True)
 class DurationEstimate:
-    """Seconds of one run; ``basis`` says how it was found: measured, or assumed."""
+    """Seconds of one run. ``basis`` is how they were found: measured, or assumed."""
 
     seconds: float
     basis: str
@@ -45,11 +42,11 @@ class DurationEstimate:
 def estimate_duration(
     cell: GridCell, earlier: Sequence[Measurement], prepared: EpochSamples = lambda _: None
 ) -> DurationEstimate:
-    """How long one run of ``cell`` takes.
+    """Estimate the time of one run of ``cell``.
 
-    ``earlier`` are measurements of any workload on the same machine; the nearest plan of the
-    same workload that ran to its end decides. An epoch nobody has measured yet has as many samples
-    as were ``prepared``; where nothing was, it is as long as the published training set.
+    ``earlier`` are measurements on the same machine; the successful run with the nearest plan of the
+    same workload decides. ``prepared`` returns the samples of an
+    epoch; without it an epoch is the published training set.
     """
     if cell.unsupported_reason is not None:
         return DurationEstimate(seconds=0.0, basis="not run")
@@ -86,9 +83,9 @@ def _scaled(cell: GridCell, measured: Measurement, epoch: int) -> float:
     if rate is None or not ran:
         return measured.wall_seconds
     stepping = min(ran / rate.value, measured.wall_seconds)
-    asked = _samples(plan, _epoch_samples(measured) or epoch)
+    planned = _samples(plan, _epoch_samples(measured) or epoch)
     devices = (measured.plan.devices or 1) / (plan.devices or 1)
-    return measured.wall_seconds - stepping + stepping * asked / ran * devices
+    return measured.wall_seconds - stepping + stepping * planned / ran * devices
 
 
 def _epoch_samples(measured: Measurement) -> int:

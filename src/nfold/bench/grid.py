@@ -1,4 +1,4 @@
-"""The axes of a grid: comma lists as a user writes them, read into values or refused."""
+"""Grids: the product of the axes that a user gives as comma-separated lists."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from nfold import workloads
+from nfold.core.device_count import parse_device_count
 from nfold.core.errors import ExtraMissing, NfoldError, UnknownValue, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import cell_id
@@ -36,21 +37,19 @@ CHOICE_AXES = (
     "allocation",
 )
 INTEGER_AXES = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
-LIST_AXES = ("devices", *CHOICE_AXES, *INTEGER_AXES)
-"""Every plan field that takes a comma list."""
+LIST_AXES = ("devices", *CHOICE_AXES, *INTEGER_AXES)  # plan fields that take a comma-separated list
 
-PlanChange = Mapping[str, Any]
-"""Plan fields with the values that one entry of a list gives them."""
+PlanChange = Mapping[str, Any]  # plan fields and values of one entry of a list
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridAxes:
-    """What a grid is the product of: ``changes`` of the ``common`` plan, workload parameters.
+    """The axes of a grid.
 
-    ``changes`` maps an axis to its entries, ``parameters`` a workload's parameter to its
-    values. Under ``weak`` scaling the batch is one device's.
+    ``changes`` maps a plan field to the entries of its list, ``parameters`` a workload parameter to
+    its values. Under ``weak`` scaling the batch is per device.
     """
 
     workload: Workload
@@ -68,31 +67,31 @@ def parse_axes(
     parameters: tuple[str, ...] = (),
     scaling: str = "strong",
 ) -> GridAxes:
-    """The axes that a user wrote; UsageError or UnknownValue (closest first) for a wrong value.
+    """Parse the axes of a command line.
 
-    ``lists`` maps the names of ``LISTS`` to comma lists, None where nothing was said.
-    ``parameters`` are ``name=1,2,3``.
+    ``lists`` maps names of ``LIST_AXES`` to comma-separated lists, None if not given. ``parameters``
+    are ``name=1,2,3``. Raises UsageError, or UnknownValue (closest first), for a wrong value.
     """
     if scaling not in SCALINGS:
         raise UnknownValue("scaling", scaling, SCALINGS)
-    said = {name: text for name, text in lists.items() if text is not None}
+    given = {name: text for name, text in lists.items() if text is not None}
     return GridAxes(
         workload=Workload.parse(workload),
         common=common,
-        changes={name: _read_list(name, text, common.device) for name, text in said.items()},
-        parameters=_read_parameters(parameters),
+        changes={name: _parse_list(name, text, common.device) for name, text in given.items()},
+        parameters=_parse_parameters(parameters),
         scaling="weak" if scaling == "weak" else "strong",
     )
 
 
-def _read_list(name: str, text: str, device: str | None) -> tuple[PlanChange, ...]:
+def _parse_list(name: str, text: str, device: str | None) -> tuple[PlanChange, ...]:
     if name == "devices":
-        return _entries(name, text, lambda entry: _place(entry, device))
+        return _entries(name, text, lambda entry: _parse_devices(entry, device))
     if name in CHOICE_AXES:
         return _entries(name, text, lambda entry: {name: _parse_choice(name, entry)})
     if name in INTEGER_AXES:
         return _entries(
-            name, text, lambda entry: {name: _number(name, entry, MINIMUM_VALUES[name])}
+            name, text, lambda entry: {name: _parse_integer(name, entry, MINIMUM_VALUES[name])}
         )
     raise UnknownValue("axis", name, LIST_AXES)
 
@@ -112,52 +111,49 @@ def _parse_choice(name: str, entry: str) -> str:
     return entry
 
 
-def _number(name: str, entry: str, minimum: int) -> int:
+def _parse_integer(name: str, entry: str, minimum: int) -> int:
     if not entry.isascii() or not entry.isdigit() or int(entry) < minimum:
         raise UsageError(f"{name} {entry!r}: allowed are whole numbers from {minimum}")
     return int(entry)
 
 
-def _place(entry: str, device: str | None) -> PlanChange:
-    kind, separator, count = entry.rpartition(":")
-    if not separator:
-        return {"devices": _number("devices", entry, 1)}
-    if kind not in ALLOWED_VALUES["device"]:
-        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
+def _parse_devices(entry: str, device: str | None) -> PlanChange:
+    kind, count = parse_device_count(entry)
+    if kind is None:
+        return {"devices": count}
     if device not in (None, kind):
         raise UsageError(
-            f"devices {entry!r} against --device {device}: next: leave out --device, or {count}"
+            f"--devices {entry} conflicts with --device {device}; next: remove --device"
         )
-    return {"device": kind, "devices": _number("devices", count, 1)}
+    return {"device": kind, "devices": count}
 
 
-def _read_parameters(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def _parse_parameters(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
-    for name, values in map(_read_parameter, texts):
+    for name, values in map(_parse_parameter, texts):
         if name in found:
-            raise UsageError(f"parameter {name!r} is given twice; next: {name}=1,2")
+            raise UsageError(f"parameter {name!r} is given twice; next: one list, {name}=1,2")
         found[name] = values
     return found
 
 
-def _read_parameter(text: str) -> tuple[str, tuple[int, ...]]:
+def _parse_parameter(text: str) -> tuple[str, tuple[int, ...]]:
     name, separator, values = text.partition("=")
     if not separator or not name:
         raise UsageError(f"parameter {text!r} is not NAME=INTEGER,...; next: filter=3,5,10")
-    return name, _entries(name, values, lambda entry: _number(name, entry, 0))
+    return name, _entries(name, values, lambda entry: _parse_integer(name, entry, 0))
 
 
+# returns why a complete plan is not supported, or None
 UnsupportedCheck = Callable[[Workload, Plan, Machine], str | None]
-"""Why a complete plan cannot run, or None: what the plan's framework says."""
-PlanCompletion = Callable[[Workload, Plan], Plan]
-"""The complete plan of a workload, of one that leaves something open."""
+PlanCompletion = Callable[[Workload, Plan], Plan]  # returns the complete plan of a workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridCell:
-    """One question: a workload under a complete plan, and ``reason`` why it cannot be asked.
+    """A workload under a complete plan, and why it is not supported, if so.
 
-    ``id`` is shared with its measurements. ``label`` names the cell within its grid.
+    ``id`` is the cell id of its measurements. ``label`` names the cell within its grid.
     """
 
     id: str
@@ -169,7 +165,7 @@ class GridCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The cells in the order of the axes; ``merged`` counts the ones that were there already."""
+    """Cells in the order of the axes. ``duplicates`` counts the cells that were merged."""
 
     cells: tuple[GridCell, ...]
     duplicates: int = 0
@@ -181,11 +177,11 @@ def build_grid(
     unsupported: UnsupportedCheck,
     complete: PlanCompletion | None = None,
 ) -> Grid:
-    """Every combination of the axes, resolved on ``machine``; the same cell twice is merged.
+    """Return every combination of the axes, resolved on ``machine``; equal cells are merged.
 
-    A combination that cannot be is a cell with a reason, as long as another one can be. Raises
-    UsageError where none can, or a workload's parameter never can, and DevicesMissing where
-    the machine has too few devices.
+    A combination that is not supported is a cell with a reason. Raises UsageError if no combination
+    is supported, or none with some value of a workload parameter; DevicesMissing if the machine has
+    too few devices.
     """
     return build_grids([axes], machine, unsupported, complete)
 
@@ -196,7 +192,7 @@ def build_grids(
     unsupported: UnsupportedCheck,
     complete: PlanCompletion | None = None,
 ) -> Grid:
-    """Several grids as one, as ``build_grid`` makes each: a CPU device has one share in all.
+    """Build several grids as one, as ``build_grid`` does; a CPU device has the same cores in all.
 
     Without ``complete`` plans are resolved by rule.
     """
@@ -218,10 +214,7 @@ def build_grids(
 
 
 def _add_step_to_labels(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
-    """Cells of one name with their steps behind it.
-
-    A strategy decides how a step runs where nobody says it, also on one device, which has none.
-    """
+    """Append the step mode to labels that occur more than once: it can follow from the strategy."""
     names = Counter((str(cell.workload), cell.label) for cell in cells)
     return tuple(
         dataclasses.replace(cell, label=f"{cell.label} · {cell.plan.step}")
@@ -234,9 +227,9 @@ def _add_step_to_labels(cells: Sequence[GridCell]) -> tuple[GridCell, ...]:
 def _label_across_grids(
     cells: Sequence[GridCell], several: Sequence[GridAxes]
 ) -> tuple[GridCell, ...]:
-    asked = {name for axes in several for name in axes.changes} | {"batch"}
-    said = [name for name in LIST_AXES if name in asked]
-    varying = [n for n in said if len({getattr(cell.plan, n) for cell in cells}) > 1]
+    given = {name for axes in several for name in axes.changes} | {"batch"}
+    names = [name for name in LIST_AXES if name in given]
+    varying = [n for n in names if len({getattr(cell.plan, n) for cell in cells}) > 1]
     kinds = len({cell.plan.device for cell in cells}) > 1
     return tuple(
         dataclasses.replace(
@@ -251,25 +244,25 @@ def _label_across_grids(
 
 
 def _cores_per_device(several: Sequence[GridAxes], machine: Machine) -> int:
-    asked = [
+    plans = [
         axes.common.edit(**_merge(changes))
         for axes in several
         for changes in _products(axes.changes)
     ]
-    counts = [plan.devices or 1 for plan in asked if _device(plan, machine) == "cpu"]
+    counts = [plan.devices or 1 for plan in plans if _device(plan, machine) == "cpu"]
     return max(1, machine.cores // max(counts, default=1))
 
 
-def _device(partial: Plan, machine: Machine) -> str:
-    return partial.device or ("cuda" if machine.gpus else "cpu")
+def _device(plan: Plan, machine: Machine) -> str:
+    return plan.device or ("cuda" if machine.gpus else "cpu")
 
 
-def _by_rule(machine: Machine, workload: Workload, partial: Plan) -> Plan:
-    return partial.resolve(machine, workloads.info(workload.name).defaults)
+def _by_rule(machine: Machine, workload: Workload, plan: Plan) -> Plan:
+    return plan.resolve(machine, workloads.info(workload.name).defaults)
 
 
 class _Builder:
-    """Builds one grid; ``refusals`` are the errors that became cells with a reason."""
+    """Builds one grid. ``refusals`` are the errors that became cells with a reason."""
 
     def __init__(
         self,
@@ -290,7 +283,6 @@ class _Builder:
         self.refusals: list[NfoldError] = []
 
     def cells(self) -> Iterator[GridCell]:
-        """One cell for every combination."""
         for workload, reason in self._workloads():
             for changes in _products(self._axes.changes):
                 yield self._cell(workload, _merge(changes), reason)
@@ -332,15 +324,15 @@ class _Builder:
             self.refusals.append(missing)
             return str(missing)
 
-    def _plan(self, workload: Workload, asked: Plan) -> tuple[Plan, str | None]:
-        if _device(asked, self._machine) == "cpu":
-            asked = asked.edit(cores_per_device=self._cores)
+    def _plan(self, workload: Workload, plan: Plan) -> tuple[Plan, str | None]:
+        if _device(plan, self._machine) == "cpu":
+            plan = plan.edit(cores_per_device=self._cores)
         try:
-            return self._scaled(self._complete(workload, asked)), None
+            return self._scaled(self._complete(workload, plan)), None
         except UsageError as error:
             self.refusals.append(error)
-            automatic = self._complete(workload, asked.edit(strategy=None))
-            return self._scaled(automatic).edit(strategy=asked.strategy), str(error)
+            automatic = self._complete(workload, plan.edit(strategy=None))
+            return self._scaled(automatic).edit(strategy=plan.strategy), str(error)
 
     def _scaled(self, plan: Plan) -> Plan:
         if self._axes.scaling == "strong":
@@ -351,8 +343,8 @@ class _Builder:
         chosen = dict(workload.parameters)
         swept = [name for name, values in self._axes.parameters.items() if len(values) > 1]
         own = [f"{name} {chosen[name]}" for name in swept]
-        said = [_axis_label(name, plan, self._kinds) for name in self._varying]
-        return " · ".join([*own, *filter(None, said)]) or str(workload)
+        labels = [_axis_label(name, plan, self._kinds) for name in self._varying]
+        return " · ".join([*own, *filter(None, labels)]) or str(workload)
 
 
 def _axis_label(axis: str, plan: Plan, kinds: bool) -> str:

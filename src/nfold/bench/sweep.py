@@ -1,4 +1,4 @@
-"""Running a grid: what is in the store is skipped, what is run is in the store before the next."""
+"""Run a grid: stored cells are skipped, and each run is stored before the next one starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nfold.launch.launch_spec import RunOptions, RunProgress
 
 @dataclass(frozen=True, kw_only=True)
 class CellRun:
-    """One run of one cell; repeats count from 0."""
+    """One run of one cell. ``repeat`` counts from 0."""
 
     cell: GridCell
     repeat: int = 0
@@ -28,77 +28,71 @@ class CellRun:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSchedule:
-    """What is still to run, in order, and what earlier runs have measured, in the grid's order."""
+    """The runs still to do, in order, and the stored ones, in the order of the grid."""
 
     pending: tuple[CellRun, ...]
     done: tuple[tuple[CellRun, Measurement], ...]
 
 
 class RunCell(Protocol):
-    """The one verb, ``nfold.launch.workload_run.run``."""
+    """The type of ``nfold.launch.workload_run.run``."""
 
     def __call__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        *,
-        machine: Machine,
-        options: RunOptions,
-        repeat: int,
+        self, workload: Workload, plan: Plan, *, machine: Machine, options: RunOptions, repeat: int
     ) -> Measurement:
         """Run one complete plan; a failure is a measurement too."""
 
 
 class SweepEvents:
-    """What a sweep tells while it goes on. This base listens to nothing."""
+    """Callbacks of a sweep. The base class does nothing."""
 
-    def skipped(self, turn: CellRun, measurement: Measurement) -> None:
-        """An earlier run has measured this."""
+    def skipped(self, cell_run: CellRun, measurement: Measurement) -> None:
+        """Called for a stored run."""
 
-    def cell_started(self, turn: CellRun) -> None:
-        """A run begins."""
+    def cell_started(self, cell_run: CellRun) -> None:
+        """Called when a run starts."""
 
     def progress(self, progress: RunProgress) -> None:
-        """The run that began last is at this point."""
+        """Called with the progress of the current run."""
 
-    def cell_finished(self, turn: CellRun, measurement: Measurement) -> None:
-        """A run has ended, well or not, and is in the store."""
+    def cell_finished(self, cell_run: CellRun, measurement: Measurement) -> None:
+        """Called when a run, successful or not, is stored."""
 
 
 def schedule_sweep(
     grid: Grid, store: MeasurementStore, *, repeats: int = 1, again: bool = False, seed: int = 0
 ) -> SweepSchedule:
-    """The turns of ``repeats`` rounds over the grid, each in a random order of its own.
+    """Schedule ``repeats`` rounds over the grid, each in its own random order.
 
-    In round i every cell has its turn once, so that a slow drift of the machine meets all of
-    them alike. A cell that cannot run has one turn. ``again`` runs also what is in the store.
+    Every cell runs once per round, so that drift of the machine affects all cells alike. An
+    unsupported cell is scheduled once. ``again`` also runs what is stored.
     """
-    todo: list[CellRun] = []
+    pending: list[CellRun] = []
     done: list[tuple[CellRun, Measurement]] = []
     for repeat in range(repeats):
-        turns = [
+        runs = [
             CellRun(cell=cell, repeat=repeat)
             for cell in grid.cells
             if repeat == 0 or cell.unsupported_reason is None
         ]
-        stored = [(turn, None if again else _finished(turn, store)) for turn in turns]
-        done += [(turn, found) for turn, found in stored if found is not None]
-        open_turns = [turn for turn, found in stored if found is None]
-        random.Random(f"{seed}-{repeat}").shuffle(open_turns)
-        todo += open_turns
-    return SweepSchedule(pending=tuple(todo), done=tuple(done))
+        stored = [(run, None if again else _finished(run, store)) for run in runs]
+        done += [(run, found) for run, found in stored if found is not None]
+        missing = [run for run, found in stored if found is None]
+        random.Random(f"{seed}-{repeat}").shuffle(missing)
+        pending += missing
+    return SweepSchedule(pending=tuple(pending), done=tuple(done))
 
 
 def _finished(cell_run: CellRun, store: MeasurementStore) -> Measurement | None:
     found = store.find(cell_run.cell.id, cell_run.repeat)
     if found is None or not found.is_final:
         return None
-    possible_by_now = found.status == "unsupported" and cell_run.cell.unsupported_reason is None
-    return None if possible_by_now else found
+    supported_now = found.status == "unsupported" and cell_run.cell.unsupported_reason is None
+    return None if supported_now else found
 
 
 def run_sweep(
-    planned: SweepSchedule,
+    schedule: SweepSchedule,
     *,
     store: MeasurementStore,
     machine: Machine,
@@ -106,22 +100,22 @@ def run_sweep(
     run: RunCell,
     events: SweepEvents,
 ) -> list[Measurement]:
-    """Run what is still to run; returns all measurements of the grid, the stored ones included.
+    """Run the schedule; return all measurements of the grid, the stored ones first.
 
-    Ends early where ``options.stop`` is set; what was running is then ``interrupted``.
+    Ends early if ``options.stop`` is set; the current run is then ``interrupted``.
     """
-    watched = dataclasses.replace(options, on_progress=events.progress)
-    found = [measurement for _, measurement in planned.done]
-    for turn, measurement in planned.done:
-        events.skipped(turn, measurement)
-    for turn in planned.pending:
+    options = dataclasses.replace(options, on_progress=events.progress)
+    found = [measurement for _, measurement in schedule.done]
+    for cell_run, measurement in schedule.done:
+        events.skipped(cell_run, measurement)
+    for cell_run in schedule.pending:
         if options.stop:
             break
-        events.cell_started(turn)
-        measurement = _measure(turn, machine, watched, run)
+        events.cell_started(cell_run)
+        measurement = _measure(cell_run, machine, options, run)
         store.append(measurement)
         found.append(measurement)
-        events.cell_finished(turn, measurement)
+        events.cell_finished(cell_run, measurement)
     return found
 
 
@@ -146,6 +140,6 @@ def _unsupported(cell_run: CellRun, machine: Machine, reason: str) -> Measuremen
 
 
 def sort_by_grid(grid: Grid, measurements: Sequence[Measurement]) -> list[Measurement]:
-    """The measurements as the grid lists its cells, repeats in their order."""
-    place = {cell.id: number for number, cell in enumerate(grid.cells)}
-    return sorted(measurements, key=lambda m: (place[m.cell], m.repeat))
+    """Sort measurements in the order of the cells, then of the repeats."""
+    position = {cell.id: number for number, cell in enumerate(grid.cells)}
+    return sorted(measurements, key=lambda m: (position[m.cell], m.repeat))

@@ -1,4 +1,4 @@
-"""What ``nfold bench`` does once its options are read."""
+"""``nfold bench``: measure a grid of plans."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
+from nfold.analysis.sections import group_sections
 from nfold.bench.duration_estimate import DurationEstimate, estimate_duration
 from nfold.bench.grid import Grid, GridAxes, build_grids, parse_axes
 from nfold.bench.sweep import SweepEvents, SweepSchedule, run_sweep, schedule_sweep, sort_by_grid
-from nfold.cli import render
+from nfold.cli import render, terminal
 from nfold.cli.options import PlanOptions
 from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
-from nfold.cli.progress import RemainingTime, SweepProgress
+from nfold.cli.progress import RemainingTime, SweepProgress, describe_cell, format_short_duration
+from nfold.cli.report_command import print_sections, save_report
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
 from nfold.core.errors import UsageError
+from nfold.core.format import pluralize
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement, MeasurementStore
 from nfold.core.plan import Plan
+from nfold.core.serialization import JSON_SCHEMA_VERSION
 from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
 from nfold.fieldreports.catalog import (
     SELECTABLE_AXES,
     ReportSelection,
+    build_field_report,
     default_devices,
     find_report,
     select_axes,
@@ -42,7 +48,7 @@ FAILED_STATUSES = ("crashed", "hung", "killed", "diverged")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(PlanOptions):
-    """The options of ``nfold bench`` as they were given, by the names of its parameters."""
+    """The options of ``nfold bench``, by the names of its parameters."""
 
     workload: str | None
     report: str | None
@@ -59,18 +65,18 @@ class BenchOptions(PlanOptions):
 
     def __post_init__(self) -> None:
         if (self.workload is None) == (self.report is None):
-            told = "neither" if self.workload is None else "both"
+            given = "neither" if self.workload is None else "both"
             raise UsageError(
-                f"{told} of WORKLOAD and --report NAME: give one of them; next: nfold bench "
+                f"{given} of WORKLOAD and --report NAME: exactly one is needed; next: nfold bench "
                 "digits, or nfold bench --report conv2d-devices --quick"
             )
         if self.quick and self.report is None:
-            raise UsageError("--quick is of a field report; next: --report NAME --quick")
+            raise UsageError("--quick needs a field report; next: --report NAME --quick")
         super().__post_init__()
 
     @property
     def common_plan(self) -> Plan:
-        """What holds in every cell."""
+        """The plan fields that are the same in every cell."""
         return Plan(
             **self.single_fields,
             steps=self.steps,
@@ -80,161 +86,212 @@ class BenchOptions(PlanOptions):
 
     @property
     def repeats(self) -> int:
-        """Runs of every cell."""
+        """Runs per cell."""
         return self.repeat or (find_report(self.report).repeats if self.report else 1)
 
 
 class NonWritingStore(MeasurementStore):
-    """The store of a rank other than 0 in an attached job: rank 0 writes, the others do not."""
+    """The store of a rank other than 0 in an attached job: only rank 0 writes."""
 
     def find(self, cell: str, repeat: int) -> Measurement | None:
         del cell, repeat
         return None
 
     def append(self, measurement: Measurement) -> None:
-        """Leave it to rank 0."""
+        pass
 
 
-def run_bench(request: BenchOptions) -> int:
-    """Measure the grid, print, report; the exit code."""
+def run_bench(options: BenchOptions) -> int:
+    """Measure the grid, print it, write the report; return the exit code."""
     machine = inspect_machine()
-    asked = _grid(request, machine)
+    complete = build_plan_completer(machine, options.data, measures=not options.dry_run)
+    grid = build_grids(_axes(options, machine), machine, _unsupported, complete)
     if workload_run.in_external_job() and workload_run.external_rank() != 0:
-        return _follow(request, asked, machine)
-    with Store.open(request.results) as store:
-        again = request.again or workload_run.in_external_job()
-        planned = schedule_sweep(asked, store, repeats=request.repeats, again=again)
+        return _run_as_follower(options, grid, machine)
+    with Store.open(options.results) as store:
+        again = options.again or workload_run.in_external_job()
+        schedule = schedule_sweep(grid, store, repeats=options.repeats, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
-        if request.dry_run:
-            expected = [estimate_duration(turn.cell, earlier) for turn in planned.pending]
-            render.print_sweep_plan(asked, planned, expected, as_json=request.as_json)
+        if options.dry_run:
+            estimates = [estimate_duration(run.cell, earlier) for run in schedule.pending]
+            print_sweep_plan(grid, schedule, estimates, as_json=options.as_json)
             return 0
-        _prepare(request, asked)
-        prepared = functools.cache(epoch_samples)
-        expected = [estimate_duration(turn.cell, earlier, prepared) for turn in planned.pending]
-        return _measure(request, asked, planned, expected, store, machine)
+        _prepare(options, grid)
+        samples = functools.cache(epoch_samples)
+        estimates = [estimate_duration(run.cell, earlier, samples) for run in schedule.pending]
+        return _measure(options, grid, schedule, estimates, store, machine)
 
 
 def _measure(
-    request: BenchOptions,
+    options: BenchOptions,
     grid: Grid,
-    planned: SweepSchedule,
-    expected: Sequence[DurationEstimate],
+    schedule: SweepSchedule,
+    estimates: Sequence[DurationEstimate],
     store: Store,
     machine: Machine,
 ) -> int:
-    with stop_on_signals() as stop, closing(WarmAgent()) as spare:
-        left = RemainingTime([part.seconds for part in expected])
-        with open_screen(sys.stderr, plain=request.plain) as shown:
+    with stop_on_signals() as stop, closing(WarmAgent()) as warm_agent:
+        remaining = RemainingTime([estimate.seconds for estimate in estimates])
+        with open_screen(sys.stderr, plain=options.plain) as screen:
             measured = run_sweep(
-                planned,
+                schedule,
                 store=store,
                 machine=machine,
-                options=request.run_options(
-                    in_process=request.in_process, stop=stop, warm_agent=spare
+                options=options.run_options(
+                    in_process=options.in_process, stop=stop, warm_agent=warm_agent
                 ),
                 run=run,
-                events=SweepProgress(shown, left),
+                events=SweepProgress(screen, remaining),
             )
-        found = sort_by_grid(grid, measured)
-        _show(request, grid, planned, found)
-    return 128 + stop.signum if stop.signum is not None else _exit_code(found)
+        measured = sort_by_grid(grid, measured)
+        _show(options, grid, schedule, measured)
+    return 128 + stop.signum if stop.signum is not None else _exit_code(measured)
 
 
-def _grid(request: BenchOptions, machine: Machine) -> Grid:
-    complete = build_plan_completer(machine, request.data, measures=not request.dry_run)
-    return build_grids(_axes(request, machine), machine, _unsupported, complete)
-
-
-def _axes(request: BenchOptions, machine: Machine) -> list[GridAxes]:
-    if request.report is not None:
-        return field_report_axes(request, machine)
+def _axes(options: BenchOptions, machine: Machine) -> list[GridAxes]:
+    if options.report is not None:
+        return field_report_axes(options, machine)
     axes = parse_axes(
-        str(request.workload),
-        request.axis_fields,
-        common=request.common_plan,
-        parameters=tuple(request.parameter or ()),
-        scaling=request.scaling,
+        str(options.workload),
+        options.axis_fields,
+        common=options.common_plan,
+        parameters=tuple(options.parameter or ()),
+        scaling=options.scaling,
     )
     return [axes]
 
 
-def field_report_axes(request: BenchOptions, machine: Machine) -> list[GridAxes]:
-    """The grids of a field report on this machine, narrowed as asked; UsageError for the rest."""
-    asked = find_report(str(request.report))
-    said = {name: text for name, text in request.axis_fields.items() if text is not None}
-    devices = said.pop("devices", None)
-    refused = [name for name in said if name not in SELECTABLE_AXES]
-    refused += [name for name in ("parameter", "warmup_steps") if getattr(request, name)]
-    refused += ["scaling"] if request.scaling != "strong" else []
+def field_report_axes(options: BenchOptions, machine: Machine) -> list[GridAxes]:
+    """Return the grids of a field report on this machine, reduced to the given values.
+
+    Raises UsageError for an option that the report does not have.
+    """
+    spec = find_report(str(options.report))
+    given = {name: text for name, text in options.axis_fields.items() if text is not None}
+    devices = given.pop("devices", None)
+    refused = [name for name in given if name not in SELECTABLE_AXES]
+    refused += [name for name in ("parameter", "warmup_steps") if getattr(options, name)]
+    refused += ["scaling"] if options.scaling != "strong" else []
     if refused:
         option = refused[0].replace("_", "-")
         raise UsageError(
-            f"--{option} does not go with --report: the grid of {asked.name} is fixed; next: leave "
-            "it out, or measure a grid of your own with nfold bench WORKLOAD"
+            f"--{option} cannot be used with --report: the grid of {spec.name} is fixed; next: "
+            "remove it, or measure your own grid with nfold bench WORKLOAD"
         )
-    chosen = ReportSelection(
-        devices=devices or default_devices(machine, request.device),
-        device=request.device,
-        steps=request.steps,
-        epochs=request.epochs,
-        axis_values=said,
+    selection = ReportSelection(
+        devices=devices or default_devices(machine, options.device),
+        device=options.device,
+        steps=options.steps,
+        epochs=options.epochs,
+        axis_values=given,
     )
-    return select_axes(asked.grids(quick=request.quick), chosen)
+    return select_axes(spec.grids(quick=options.quick), selection)
 
 
 def _unsupported(workload: Workload, plan: Plan, machine: Machine) -> str | None:
     return get_framework(plan.framework).unsupported_reason(workload, plan, machine)
 
 
-def _prepare(request: BenchOptions, grid: Grid) -> None:
-    """Find the data once, before anything runs: missing data is one error, not a failed sweep.
-
-    Cells that do not run, and the simulated framework, read none.
-    """
-    reading = [c for c in grid.cells if c.unsupported_reason is None and not _in_parent(c.plan)]
-    kept = {(c.workload, c.plan.cache, c.plan.input, c.plan.bad_images): c for c in reading}
-    for cell in kept.values():
-        prepare_data(cell.workload, cell.plan, request.data)
-
-
-def _in_parent(plan: Plan) -> bool:
-    return get_framework(plan.framework).runs_in_parent
+def _prepare(options: BenchOptions, grid: Grid) -> None:
+    """Find the data before anything runs: missing data is one error, not a failed sweep."""
+    cells = {
+        (cell.workload, cell.plan.cache, cell.plan.input, cell.plan.bad_images): cell
+        for cell in grid.cells
+        if cell.unsupported_reason is None and not get_framework(cell.plan.framework).runs_in_parent
+    }
+    for cell in cells.values():
+        prepare_data(cell.workload, cell.plan, options.data)
 
 
-def _follow(request: BenchOptions, grid: Grid, machine: Machine) -> int:
-    if request.dry_run:
+def _run_as_follower(options: BenchOptions, grid: Grid, machine: Machine) -> int:
+    if options.dry_run:
         return 0
     store = NonWritingStore()
-    planned = schedule_sweep(grid, store, repeats=request.repeats, again=True)
-    _prepare(request, grid)
+    schedule = schedule_sweep(grid, store, repeats=options.repeats, again=True)
+    _prepare(options, grid)
     with stop_on_signals() as stop:
-        done = run_sweep(
-            planned,
+        measured = run_sweep(
+            schedule,
             store=store,
             machine=machine,
-            options=request.run_options(in_process=request.in_process, stop=stop),
+            options=options.run_options(in_process=options.in_process, stop=stop),
             run=run,
             events=SweepEvents(),
         )
-    return 128 + stop.signum if stop.signum is not None else _exit_code(done)
+    return 128 + stop.signum if stop.signum is not None else _exit_code(measured)
 
 
-def _exit_code(found: Sequence[Measurement]) -> int:
-    return 1 if any(measurement.status in FAILED_STATUSES for measurement in found) else 0
+def _exit_code(measured: Sequence[Measurement]) -> int:
+    return 1 if any(measurement.status in FAILED_STATUSES for measurement in measured) else 0
 
 
 def _show(
-    request: BenchOptions, grid: Grid, planned: SweepSchedule, found: Sequence[Measurement]
+    options: BenchOptions, grid: Grid, schedule: SweepSchedule, measured: Sequence[Measurement]
 ) -> None:
-    field = request.report
-    if request.as_json:
-        more = render.field_report_document(found, field) if field and found else {}
-        render.print_json(measurements_document(found) | more)
+    field = options.report
+    report = build_field_report(field, measured) if field and measured else None
+    if options.as_json:
+        more = {"report": report.to_json()} if report else {}
+        render.print_json(measurements_document(measured) | more)
     else:
-        render.print_sweep_scope(grid, planned)
-        if found:
-            render.print_cell_tables(found, plain=request.plain, field=field)
-    if found and not request.no_report:
+        if measured:
+            console = terminal.make_console(plain=options.plain)
+            print_sections(group_sections(measured), console, report)
+        render.print_line(describe_scope(grid, schedule))
+    if measured and not options.no_report:
         only = {cell.id for cell in grid.cells} if field else None
-        render.save_report(request.results, quiet=request.as_json, field=field, only=only)
+        save_report(options.results, quiet=options.as_json, field=field, only=only)
+
+
+def describe_scope(grid: Grid, schedule: SweepSchedule) -> str:
+    """Return how many cells the grid has, and how many were merged or measured before."""
+    words = [pluralize(len(grid.cells), "cell")]
+    if grid.duplicates:
+        words.append(f"{grid.duplicates} more are the same on one device")
+    if schedule.done:
+        failed = sum(m.status != "ok" for _, m in schedule.done)
+        note = f", {failed} of them not ok" if failed else ""
+        words.append(f"{len(schedule.done)} measured before{note} (--again measures them again)")
+    return "; ".join(words)
+
+
+def print_sweep_plan(
+    grid: Grid, schedule: SweepSchedule, estimates: Sequence[DurationEstimate], *, as_json: bool
+) -> None:
+    """Print the grid and its estimated time."""
+    if as_json:
+        render.print_json(_plan_document(grid, schedule, estimates))
+        return
+    total_s = format_short_duration(sum(estimate.seconds for estimate in estimates))
+    bases = ", ".join(dict.fromkeys(estimate.basis for estimate in estimates))
+    estimate = f": about {total_s} ({bases})" if estimates else ""
+    render.print_line(f"{describe_scope(grid, schedule)}{estimate}")
+    for cell_run in schedule.pending:
+        reason = cell_run.cell.unsupported_reason
+        render.print_line(
+            f"  {describe_cell(cell_run)}" + (f"  unsupported: {reason}" if reason else "")
+        )
+
+
+def _plan_document(
+    grid: Grid, schedule: SweepSchedule, estimates: Sequence[DurationEstimate]
+) -> dict[str, Any]:
+    planned = [
+        {
+            "cell": cell_run.cell.id,
+            "workload": str(cell_run.cell.workload),
+            "plan": cell_run.cell.plan.to_dict(),
+            "repeat": cell_run.repeat,
+            "unsupported": cell_run.cell.unsupported_reason,
+            "estimated_seconds": estimate.seconds,
+            "basis": estimate.basis,
+        }
+        for cell_run, estimate in zip(schedule.pending, estimates, strict=True)
+    ]
+    return {
+        "schema": JSON_SCHEMA_VERSION,
+        "planned": planned,
+        "measured_before": [measurement.id for _, measurement in schedule.done],
+        "merged": grid.duplicates,
+        "estimated_seconds": sum(estimate.seconds for estimate in estimates),
+    }

@@ -1,19 +1,20 @@
-"""``nfold env``: what this machine has, and what on it will hold training back.
-
-Everything heavy is imported when the command runs: ``nfold --help`` must not wait for it.
-"""
+"""``nfold env``: what slows training on this machine, and its hardware."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from nfold.cli import terminal
-from nfold.core.format import terminal_safe
+from nfold.cli import render, terminal
+from nfold.cli.render import TextTable
+from nfold.core.format import NO_NUMBER, format_bytes, pluralize
+from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.telemetry.nvml import Nvml
+from nfold.telemetry.obstacles import find_obstacles, gather_facts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,18 +22,11 @@ if TYPE_CHECKING:
     from nfold.core.machine import Machine
     from nfold.telemetry.obstacles import Obstacle
 
-WIDTH = 100
 ENV_SCHEMA_VERSION = 1
 
 
-def env_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """What this machine has, and what on it will hold training back."""
-    from nfold.telemetry.machine_inspection import inspect_machine
-    from nfold.telemetry.nvml import Nvml
-    from nfold.telemetry.obstacles import find_obstacles, gather_facts
-
+def run_env(*, as_json: bool) -> None:
+    """Inspect the machine and print it."""
     with Nvml() as nvml:
         machine = inspect_machine(nvml)
         found = find_obstacles(machine, gather_facts(nvml))
@@ -43,7 +37,7 @@ def env_command(
 
 
 def env_document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, object]:
-    """The versioned JSON object."""
+    """Return the versioned JSON object."""
     return {
         "schema": ENV_SCHEMA_VERSION,
         "machine": machine.to_dict(),
@@ -52,82 +46,65 @@ def env_document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, objec
 
 
 def print_machine(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
-    """Print everything, at most as wide as the console."""
-    _show_title("This machine", console)
-    _show_grid([[label, value] for label, value in describe_machine(machine)], console)
-    if machine.gpus:
-        _show_title("GPUs", console)
-        _show_grid(gpu_table(machine), console)
-    if machine.links:
-        _show_title("Links between GPUs", console)
-        _show_grid(link_matrix(machine), console)
-        _show_grid(link_details(machine), console)
-    _show_title("What will hold training back", console)
+    """Print obstacles, then the machine, then the GPUs and the links between them."""
+    slows = "slows" if len(found) == 1 else "slow"
+    things = pluralize(len(found), "thing") if found else "Nothing found that"
+    head = f"{things} on this machine {slows} training" if found else f"{things} slows training"
+    render.print_text(console, head, "bold")
     for number, obstacle in enumerate(found, start=1):
-        source = f"\nknown from: {obstacle.evidence}"
-        _show_grid([[f"{number}.", obstacle.text + source]], console)
-    if not found:
-        _show_grid([["Nothing was found."]], console)
+        rows = [[f"{number}.", obstacle.text], ["", f"source: {obstacle.evidence}"]]
+        render.print_grid(console, rows)
+    console.print()
+    render.print_grid(console, describe_machine(machine))
+    if machine.gpus:
+        console.print()
+        render.print_table(console, gpu_table(machine))
+        for kind, detail in link_details(machine):
+            render.print_text(console, f"{kind}: {detail}", "dim")
 
 
 def describe_machine(machine: Machine) -> list[tuple[str, str]]:
-    """The machine as (label, value) lines; an empty value says that there is none."""
+    """Return the machine as (label, value) pairs, without empty values."""
     limits = (f"{name.replace('_', ' ')} {value}" for name, value in machine.limits.items())
     versions = (f"{name} {version}" for name, version in machine.versions.items())
-    return [
+    pairs = [
         ("CPU", f"{machine.cpu}, {machine.cores} usable cores"),
-        ("Memory", format_gib(machine.memory_bytes)),
-        ("/dev/shm", format_gib(machine.shm_bytes)),  # noqa: S108
+        ("Memory", _bytes(machine.memory_bytes)),
+        ("/dev/shm", _bytes(machine.shm_bytes)),  # noqa: S108
         ("System", machine.os),
         ("Python", machine.python),
         ("NVIDIA driver", machine.driver or "none"),
         ("Versions", ", ".join(versions) or "no framework is installed"),
         ("Limits", ", ".join(limits)),
     ]
+    return [(label, value) for label, value in pairs if value]
 
 
-def gpu_table(machine: Machine) -> list[list[str]]:
-    """A row per GPU, under a header."""
-    rows = [
-        [str(gpu.index), gpu.name, format_gib(gpu.memory_bytes), gpu.pcie or "–", gpu.uuid or "–"]
-        for gpu in machine.gpus
-    ]
-    return [["GPU", "name", "memory", "PCIe now", "UUID"], *rows]
-
-
-def link_matrix(machine: Machine) -> list[list[str]]:
-    """How each GPU reaches each other one, as a square with a header."""
+def gpu_table(machine: Machine) -> TextTable:
+    """Return a row per GPU, with the kind of its link to every other GPU."""
     kinds = {(link.first, link.second): link.kind for link in machine.links}
     kinds |= {(second, first): kind for (first, second), kind in kinds.items()}
-    places = [gpu.index for gpu in machine.gpus]
-    square = [[str(a), *(kinds.get((a, b), "·") for b in places)] for a in places]
-    return [["GPU", *map(str, places)], *square]
+    indices = [gpu.index for gpu in machine.gpus] if machine.links else []
+    rows = [
+        [
+            *(str(gpu.index), gpu.name, _bytes(gpu.memory_bytes), gpu.pcie or NO_NUMBER),
+            *(kinds.get((gpu.index, other), "·") for other in indices),
+            gpu.uuid or NO_NUMBER,
+        ]
+        for gpu in machine.gpus
+    ]
+    links = [f"to {index}" for index in indices]
+    return TextTable(
+        heads=["GPU", "name", "memory", "PCIe now", *links, "UUID"],
+        rows=rows,
+        weights=[10, 5, 6, 7, *(8 - index / 100 for index in indices), 0],
+    )
 
 
-def link_details(machine: Machine) -> list[list[str]]:
-    """What more is known of the links, each kind and detail once."""
-    known = {(link.kind, link.detail) for link in machine.links if link.detail}
-    return [[kind, detail] for kind, detail in sorted(known)]
+def link_details(machine: Machine) -> list[tuple[str, str]]:
+    """Return each kind of link with its detail, once."""
+    return sorted({(link.kind, link.detail) for link in machine.links if link.detail})
 
 
-def format_gib(size: int | None) -> str:
-    """Bytes in GiB, to three digits."""
-    return "–" if size is None else f"{size / 2**30:.3g} GiB"
-
-
-def _show_title(text: str, console: Console) -> None:
-    from rich.text import Text
-
-    console.print(Text(f"\n{text}", style="bold"))
-
-
-def _show_grid(rows: Sequence[Sequence[str]], console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2), pad_edge=True)
-    for _ in range(max(map(len, rows), default=0)):
-        grid.add_column(overflow="fold")
-    for row in rows:
-        grid.add_row(*(Text(terminal_safe(cell)) for cell in row))
-    console.print(grid)
+def _bytes(size: int | None) -> str:
+    return NO_NUMBER if size is None else format_bytes(size)

@@ -1,7 +1,8 @@
-"""Plans that are completed by what was measured of the machine: image files and who decodes them.
+"""Complete plans and prepare data before anything runs.
 
-What is open of ``decode`` and ``workers`` is chosen by rates. They are measured once, by a short
-process, and kept: the same plan is completed the same way from then on.
+How image files are decoded (``decode``, ``workers``) is chosen by measured rates. A short process
+measures them once per machine and stores them, so that the same plan is always completed the same
+way.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from nfold import data, workloads
+from nfold.cli.render import print_note
 from nfold.core.errors import ExtraMissing, NfoldError
-from nfold.core.format import terminal_safe
 from nfold.core.input_rates import InputRates, complete_with_rates, depends_on_rates
 from nfold.core.machine import Machine
 from nfold.core.parent_death import child_environment
@@ -28,22 +29,21 @@ from nfold.engines.base import Task, get_framework
 from nfold.engines.torch.input.rate_cache import cache_file, read_rates, write_rates
 from nfold.launch import workload_run
 
-MEASUREMENT_TIMEOUT_S = 120.0
-"""Starting CUDA and searching kernels take most of it."""
+MEASUREMENT_TIMEOUT_S = 120.0  # starting CUDA and searching kernels take most of it
 PrepareData = Callable[[Workload, Plan], None]
 Notify = Callable[[str], None]
 
 
 class RatesNotMeasured(NfoldError):
-    """The process that measures has ended without an answer."""
+    """The process that measures rates ended without a result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCompleter:
     """Completes plans on a machine.
 
-    ``prepare`` lets the files be there, ``tell`` is told what takes a while. ``measures`` may be
-    False: then only what was measured before is used. ``folder`` is looked into for files first.
+    ``prepare`` provides the data files, ``notify`` prints a line. Without ``may_measure`` only
+    stored rates are used.
     """
 
     machine: Machine
@@ -52,46 +52,45 @@ class PlanCompleter:
     may_measure: bool = True
     data_folder: Path | None = None
 
-    def __call__(self, workload: Workload, asked: Plan) -> Plan:
-        """The complete plan; in a job that somebody else launched without any measurement.
+    def __call__(self, workload: Workload, plan: Plan) -> Plan:
+        """Return the complete plan.
 
-        Its ranks would have to find the same rates.
+        Ranks of a job that nfold did not launch measure nothing: each would get other rates.
         """
-        by_rule = asked.resolve(self.machine, workloads.info(workload.name).defaults)
-        if workload_run.in_external_job() or not self._matters(workload, asked, by_rule):
+        by_rule = plan.resolve(self.machine, workloads.info(workload.name).defaults)
+        if workload_run.in_external_job() or not self._needs_rates(workload, plan, by_rule):
             return by_rule
         if self.data_folder is not None:
             os.environ["NFOLD_DATA"] = str(self.data_folder.resolve())
         file = cache_file(workload, by_rule, self.machine)
-        rates = read_rates(file) or (
-            self._measured(workload, by_rule, file) if self.may_measure else None
-        )
-        return complete_with_rates(asked, by_rule, rates)
+        rates = read_rates(file)
+        if rates is None and self.may_measure:
+            rates = self._measure(workload, by_rule, file)
+        return complete_with_rates(plan, by_rule, rates)
 
-    def _matters(self, workload: Workload, asked: Plan, by_rule: Plan) -> bool:
-        if not depends_on_rates(asked, by_rule):
+    def _needs_rates(self, workload: Workload, plan: Plan, by_rule: Plan) -> bool:
+        if not depends_on_rates(plan, by_rule):
             return False
+        framework = get_framework(by_rule.framework)
         try:
-            return not get_framework(by_rule.framework).unsupported_reason(
-                workload, by_rule, self.machine
-            )
+            return not framework.unsupported_reason(workload, by_rule, self.machine)
         except ExtraMissing:
             return False
 
-    def _measured(self, workload: Workload, plan: Plan, file: Path) -> InputRates | None:
+    def _measure(self, workload: Workload, plan: Plan, file: Path) -> InputRates | None:
         self.prepare(workload, plan)
-        self.notify(f"measuring once what this machine does with the image files of {workload}")
+        self.notify(f"measuring how fast this machine decodes the images of {workload} (once)")
         try:
             rates = measure_rates(Task(workload=workload, plan=plan, machine=self.machine))
         except RatesNotMeasured as error:
-            self.notify(f"{error}; {plan.workers} workers and decode cpu are taken unmeasured")
+            self.notify(f"{error}; using {plan.workers} workers and decode cpu, not measured")
             return None
         write_rates(file, rates)
         return rates
 
 
 def measure_rates(task: Task) -> InputRates:
-    """The rates of a task, measured in a process of their own; NotMeasured says what went wrong."""
+    """Measure the input rates of a task in a process; raises RatesNotMeasured with the reason."""
     command = (sys.executable, "-P", "-m", "nfold.engines.torch.input_benchmark")
     try:
         done = subprocess.run(
@@ -106,63 +105,56 @@ def measure_rates(task: Task) -> InputRates:
         )
     except subprocess.TimeoutExpired:
         raise RatesNotMeasured(
-            f"no rates of image files within {MEASUREMENT_TIMEOUT_S:.0f} s"
+            f"the input rates were not measured within {MEASUREMENT_TIMEOUT_S:.0f} s"
         ) from None
-    last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
     if done.returncode != 0:
-        raise RatesNotMeasured(f"the process that measures ended with {done.returncode}: {last[0]}")
-    said = json.loads(done.stdout)
-    if "error" in said:
-        raise RatesNotMeasured(said["error"])
-    return deserialize(InputRates, said)
-
-
-# Data found, verified and decoded before anything runs: missing data is one error then.
-#
-# And plans completed: what is measured of the machine for that is measured of these data.
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
+        raise RatesNotMeasured(
+            f"measuring the input rates exited with code {done.returncode}: {last}"
+        )
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise RatesNotMeasured(answer["error"])
+    return deserialize(InputRates, answer)
 
 
 def prepare_data(workload: Workload, plan: Plan, folder: Path | None) -> None:
-    """Prepare what a workload reads under a plan; ``folder`` is looked into first."""
-    known = workloads.info(workload.name)
-    if known.defaults.encoded:
-        chosen = workloads.parameters(workload)
+    """Find, verify and decode the data that a workload reads, first in ``folder``.
+
+    Raises DataMissing and DataCorrupt.
+    """
+    info = workloads.info(workload.name)
+    if info.defaults.encoded:
+        parameters = workloads.parameters(workload)
         data.prepare_photographs(
             folder,
-            samples=chosen["samples"],
-            classes=chosen["classes"],
+            samples=parameters["samples"],
+            classes=parameters["classes"],
             skip_bad=plan.bad_images == "skip",
             decode=plan.cache == "decoded" or plan.input == "resident",
         )
-    elif known.dataset is not None:
-        data.prepare(known.dataset, folder)
+    elif info.dataset is not None:
+        data.prepare(info.dataset, folder)
 
 
 def epoch_samples(workload: Workload) -> int | None:
-    """The training samples of an epoch, those of photographs as they were prepared.
-
-    None where nobody knows before it was run.
-    """
+    """Return the training samples of an epoch, or None if only a run can tell."""
     if workload.script:
         return None
-    known, chosen = workloads.info(workload.name), workloads.parameters(workload)
-    there = data.photograph_count() if known.defaults.encoded else known.training_samples
-    limits = filter(None, (there, chosen.get("samples", 0)))
-    return min(limits, default=0) * chosen.get("repeat", 1) or None
+    info, parameters = workloads.info(workload.name), workloads.parameters(workload)
+    available = data.photograph_count() if info.defaults.encoded else info.training_samples
+    limits = filter(None, (available, parameters.get("samples", 0)))
+    return min(limits, default=0) * parameters.get("repeat", 1) or None
 
 
 def build_plan_completer(
     machine: Machine, folder: Path | None, *, measures: bool = True
 ) -> PlanCompleter:
-    """What completes plans; not ``measures``: by what was measured before, if anything was."""
+    """Return the completer of a command; without ``measures`` it uses stored rates only."""
     return PlanCompleter(
         machine=machine,
         prepare=partial(prepare_data, folder=folder),
-        notify=_tell,
+        notify=print_note,
         may_measure=measures,
         data_folder=folder,
     )
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"nfold: {terminal_safe(text)}\n")

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+"""Progress of runs: live lines on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunProgress
 
 
-def format_short_duration(seconds: float) -> str:
-    """Whole seconds as ``8 s``, ``2:05`` or ``1:02:05``."""
-    whole = round(seconds)
+def format_short_duration(duration_s: float) -> str:
+    """Format seconds as ``8 s``, ``2:05`` or ``1:02:05``."""
+    whole = round(duration_s)
     if whole < 60:
         return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
+    minutes, seconds = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def describe_cell(cell_run: CellRun) -> str:
-    """A cell in a few words: ``cnn10 · 2 cuda devices · ddp · batch 512``."""
+    """Return ``cnn10 · 2 cuda devices · ddp · batch 512``."""
     workload, label = str(cell_run.cell.workload), cell_run.cell.label
     name = workload if label == workload else f"{workload} · {label}"
     return terminal_safe(f"{name} · repeat {cell_run.repeat + 1}" if cell_run.repeat else name)
 
 
 def describe_measurement(measurement: Measurement) -> str:
-    """What came out, in a few words: a rate, or a status with its cause."""
+    """Return the throughput, or the status with its cause."""
     rate = samples_per_s(Cell(measurements=(measurement,)))
     if measurement.status == "ok" and rate is not None:
         return f"{rate.value:,.0f} images/s"
@@ -49,9 +49,9 @@ def describe_measurement(measurement: Measurement) -> str:
 
 
 class RemainingTime:
-    """What is left of a sweep: its estimates, set right by how long its runs really took.
+    """Estimates the remaining time of a sweep, corrected by the time of finished runs.
 
-    ``estimates_s`` holds one entry per run, in the order of the runs. ``clock`` is monotonic.
+    ``estimates_s`` has one entry per run, in their order. ``clock`` is monotonic.
     """
 
     def __init__(
@@ -65,57 +65,55 @@ class RemainingTime:
 
     @property
     def total_runs(self) -> int:
-        """How many runs there are in all."""
         return len(self._estimates_s)
 
     def record_finished(self) -> None:
-        """One more run has ended."""
         self._finished += 1
         self._ended = self._clock()
 
     def estimate_s(self) -> float:
-        """For the run that goes on and the ones after it."""
+        """Return the remaining seconds, of the current run and the runs after it."""
         before = sum(self._estimates_s[: self._finished])
         after = sum(self._estimates_s[self._finished :])
-        right = (self._ended - self._began) / before if before else 1.0
-        return max(0.0, right * after - (self._clock() - self._ended))
+        correction = (self._ended - self._began) / before if before else 1.0
+        return max(0.0, correction * after - (self._clock() - self._ended))
 
 
 class SweepProgress(SweepEvents):
-    """One line a finished cell, and two live ones: cells, time left; step, rate, device load."""
+    """Prints a line per finished cell, and live lines with the time left and the current step."""
 
-    def __init__(self, screen: PlainScreen, left: RemainingTime) -> None:
-        self._number, self._total = 0, left.total_runs
-        self._screen = screen
-        self._left = left
+    def __init__(self, screen: PlainScreen, remaining: RemainingTime) -> None:
+        self._screen, self._remaining = screen, remaining
+        self._number = 0
         self._cell_run: CellRun | None = None
 
-    def cell_started(self, turn: CellRun) -> None:
-        self._cell_run = turn
+    def cell_started(self, cell_run: CellRun) -> None:
+        self._cell_run = cell_run
         self._number += 1
         self.progress(RunProgress(phase="starting", step=0, total=0))
 
     def progress(self, progress: RunProgress) -> None:
         assert self._cell_run is not None
-        left = format_short_duration(self._left.estimate_s())
-        head = f"{self._number}/{self._total} cells · {left} left · {describe_cell(self._cell_run)}"
-        self._screen.show_live(head, f"  {describe_progress(progress)}")
+        left = f"{format_short_duration(self._remaining.estimate_s())} left"
+        cells = f"{self._number}/{self._remaining.total_runs} cells"
+        self._screen.show_live(
+            f"{cells} · {left} · {describe_cell(self._cell_run)}",
+            f"  {describe_progress(progress)}",
+        )
 
-    def cell_finished(self, turn: CellRun, measurement: Measurement) -> None:
-        self._left.record_finished()
-        self._screen.print_line(self._line(turn, measurement))
-
-    def _line(self, turn: CellRun, measurement: Measurement) -> str:
-        number, total = self._number, self._total
-        left = format_short_duration(self._left.estimate_s())
-        ending = f", {left} left" if number < total else ""
-        took = format_short_duration(measurement.wall_seconds)
-        name = describe_cell(turn)
-        return f"[{number}/{total}] {name}: {describe_measurement(measurement)} ({took}{ending})"
+    def cell_finished(self, cell_run: CellRun, measurement: Measurement) -> None:
+        self._remaining.record_finished()
+        number, total = self._number, self._remaining.total_runs
+        left = f", {format_short_duration(self._remaining.estimate_s())} left"
+        time_taken = format_short_duration(measurement.wall_seconds)
+        self._screen.print_line(
+            f"[{number}/{total}] {describe_cell(cell_run)}: {describe_measurement(measurement)} "
+            f"({time_taken}{left if number < total else ''})"
+        )
 
 
 def describe_progress(progress: RunProgress) -> str:
-    """``stepping · step 120/500 · 41,200 images/s · device load 97 %``."""
+    """Return ``stepping · step 120/500 · 41,200 images/s · device load 97 %``."""
     words = [progress.phase]
     if progress.step:
         words.append(f"step {progress.step}" + (f"/{progress.total}" if progress.total else ""))
@@ -127,21 +125,21 @@ def describe_progress(progress: RunProgress) -> str:
 
 
 def format_epoch(number: int, total: int, epoch: Epoch) -> str:
-    """``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
+    """Return ``epoch 3/10: loss 0.512, accuracy 0.8421, 3.2 s``."""
     accuracy = "" if epoch.accuracy is None else f", accuracy {epoch.accuracy:.4f}"
     loss = "" if epoch.train_loss is None else f" loss {epoch.train_loss:.3f}"
     return f"epoch {number}/{total}:{loss}{accuracy}, {epoch.seconds:.1f} s"
 
 
 class StepTimer:
-    """How long the steps that are left will take, as long as those that were seen."""
+    """Estimates the time of the remaining steps from the steps so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._first: tuple[float, int] | None = None
 
     def remaining_s(self, progress: RunProgress) -> float | None:
-        """Seconds until the last step, None before two different steps were seen."""
+        """Return the seconds until the last step, or None before the second step."""
         if not progress.step:
             return None
         self._first = self._first or (self._clock(), progress.step)
@@ -153,40 +151,42 @@ class StepTimer:
 
 
 class EpochProgress:
-    """A line for every epoch that ends, and a live one: epoch, step, rate, load, time left.
+    """Prints a line per finished epoch, and a live line with step, throughput and time left.
 
-    ``total`` counts all epochs, ``before`` those of an earlier run.
+    ``total`` counts all epochs, ``before`` the epochs of an earlier run.
     """
 
     def __init__(self, screen: PlainScreen, total: int, before: int = 0) -> None:
         self._screen = screen
         self._total = total
-        self._seen = before
-        self._pace = StepTimer()
+        self._printed_epochs = before
+        self._step_timer = StepTimer()
         self._folder: HandoffFolder | None = None
         self._changed_ns = 0
 
     def started(self, folder: Path) -> None:
-        """The run's folder, where its first rank tells what epochs it has finished."""
+        """Read finished epochs from the folder of the run."""
         self._folder = HandoffFolder(folder)
 
     def progress(self, progress: RunProgress) -> None:
-        """Print what has ended since the last call, and draw the live line anew."""
+        """Print newly finished epochs and update the live line."""
         self.finished(self._read())
         words = [
-            f"epoch {min(self._seen + 1, self._total)}/{self._total}",
+            f"epoch {min(self._printed_epochs + 1, self._total)}/{self._total}",
             describe_progress(progress),
         ]
-        left_s = self._pace.remaining_s(progress)
+        left_s = self._step_timer.remaining_s(progress)
         if left_s is not None:
             words.append(f"{format_short_duration(left_s)} left")
         self._screen.show_live(" · ".join(words))
 
     def finished(self, epochs: Sequence[Epoch]) -> None:
-        """Print those of all finished ``epochs`` that are new."""
-        for number, epoch in enumerate(epochs[self._seen :], start=self._seen + 1):
+        """Print the epochs that are not printed yet."""
+        for number, epoch in enumerate(
+            epochs[self._printed_epochs :], start=self._printed_epochs + 1
+        ):
             self._screen.print_line(format_epoch(number, self._total, epoch))
-        self._seen = max(self._seen, len(epochs))
+        self._printed_epochs = max(self._printed_epochs, len(epochs))
 
     def _read(self) -> Sequence[Epoch]:
         if self._folder is None:
@@ -198,15 +198,9 @@ class EpochProgress:
         return self._folder.read_epochs()
 
 
-# Lines over the steps of a training: step, loss, images/s and seconds a batch, window by window.
-#
-# Nothing here asks a rank for anything: a window that has closed is in its file, and so a line is of
-# whole windows, never of a step inside one.
-
-
 @dataclass(frozen=True)
 class CompletedWindow:
-    """A timed window of all ranks: its last step, its steps, samples, seconds and mean loss."""
+    """A timed window of all ranks: its last step, number of steps, samples, seconds, mean loss."""
 
     step: int
     steps: int
@@ -216,28 +210,26 @@ class CompletedWindow:
 
 
 def completed_windows(ranks: Sequence[RankSamples]) -> list[CompletedWindow]:
-    """The windows that every rank has closed; the slowest rank's time, rank 0's mean loss.
-
-    Losses are also kept of the warm-up, which has no windows: the last ones belong together.
-    """
+    """Return the windows that every rank has finished: time of the slowest rank, loss of rank 0."""
     if not ranks or not all(rank.windows for rank in ranks):
         return []
+    # The warm-up has losses but no windows.
     losses = ranks[0].losses[-len(ranks[0].windows) :]
     windows = zip(*(rank.windows for rank in ranks), strict=False)
     return [
         CompletedWindow(
             step=step,
-            steps=of_ranks[0].steps,
-            samples=sum(window.samples for window in of_ranks),
-            seconds=max(window.seconds for window in of_ranks),
+            steps=rank_windows[0].steps,
+            samples=sum(window.samples for window in rank_windows),
+            seconds=max(window.seconds for window in rank_windows),
             loss=loss,
         )
-        for (step, loss), of_ranks in zip(losses, windows, strict=False)
+        for (step, loss), rank_windows in zip(losses, windows, strict=False)
     ]
 
 
 def format_steps(windows: Sequence[CompletedWindow]) -> str:
-    """Several windows as one: ``step 200, loss 0.512, 4,120 images/s, 0.0311 s/batch``."""
+    """Return ``step 200, loss 0.512, 4,120 images/s, 0.0311 s/batch`` over several windows."""
     steps = sum(window.steps for window in windows)
     seconds = sum(window.seconds for window in windows)
     loss = sum(window.loss * window.steps for window in windows) / steps
@@ -249,7 +241,10 @@ def format_steps(windows: Sequence[CompletedWindow]) -> str:
 
 
 class StepProgress:
-    """A line whenever windows of at least ``every`` steps have closed; 0: none."""
+    """Prints a line per ``every`` steps, at the end of a timed window; 0: none.
+
+    Reads finished windows from files, so that no rank is interrupted.
+    """
 
     def __init__(self, screen: PlainScreen, every: int) -> None:
         self._screen = screen
@@ -259,11 +254,11 @@ class StepProgress:
         self._changed_ns = 0
 
     def started(self, folder: Path) -> None:
-        """The run's folder, where its ranks leave the windows that they have closed."""
+        """Read finished windows from the folder of the run."""
         self._folder = HandoffFolder(folder) if self._every else None
 
     def progress(self, progress: RunProgress) -> None:
-        """Print what has closed since the last call, where there is enough of it."""
+        """Print the lines that are complete since the last call."""
         del progress
         changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
         if self._folder is None or changed_ns == self._changed_ns:
@@ -272,7 +267,7 @@ class StepProgress:
         self.print_completed(self._folder.read_samples())
 
     def print_completed(self, ranks: Sequence[RankSamples]) -> None:
-        """Print the lines that are new in what the ranks have measured so far."""
+        """Print the lines that are complete in the samples of the ranks."""
         windows = completed_windows(ranks)
         end = self._printed
         for number in range(self._printed + 1, len(windows) + 1):
@@ -282,19 +277,17 @@ class StepProgress:
         self._printed = end
 
     def finished(self, ranks: Sequence[RankSamples]) -> None:
-        """Print what is left, fewer steps than ``every`` as well."""
+        """Print the remaining windows, also if they have fewer steps than ``every``."""
         if self._every:
             self.print_completed(ranks)
-            left = completed_windows(ranks)[self._printed :]
-            if left:
-                self._screen.print_line(format_steps(left))
+            remaining = completed_windows(ranks)[self._printed :]
+            if remaining:
+                self._screen.print_line(format_steps(remaining))
 
 
 STORED_RESULTS_NOTE = "nfold: stored measurements are used again; next: --again, to repeat them"
-PRELIMINARY_RESAMPLES = 60
-"""Bootstrap resamples of a preliminary result: intervals are rough, and it takes a moment."""
-PRELIMINARY_TIME_FRACTION = 0.03
-"""Of the time budget: preliminary results are skipped while they would take more."""
+PRELIMINARY_RESAMPLES = 60  # bootstrap resamples: rough intervals in a moment
+PRELIMINARY_TIME_FRACTION = 0.03  # of the time budget
 
 
 class ExplainProgress(ExperimentEvents):

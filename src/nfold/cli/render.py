@@ -1,130 +1,144 @@
-"""What ``nfold bench`` prints besides its progress."""
+"""Everything that commands print to standard output: lines, tables and JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from nfold.bench.duration_estimate import DurationEstimate
-from nfold.bench.grid import Grid
-from nfold.bench.sweep import SweepSchedule
-from nfold.cli import terminal
-from nfold.cli.progress import describe_cell, format_short_duration
-from nfold.core.errors import ExtraMissing
-from nfold.core.format import terminal_safe
-from nfold.core.measurement import Measurement
-from nfold.core.serialization import JSON_SCHEMA_VERSION
+from nfold.core.format import superscript, terminal_safe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+GAP = 3  # characters between two columns of a table
+ESSENTIAL = 10.0  # weight from which a column is dropped only as the last resort
 
 
 def print_line(text: str = "") -> None:
-    """One line on standard output."""
+    """Print one line to standard output."""
     sys.stdout.write(terminal_safe(text) + "\n")
 
 
+def print_note(text: str) -> None:
+    """Print one line to standard error."""
+    sys.stderr.write(f"nfold: {terminal_safe(text)}\n")
+
+
 def print_json(value: dict[str, Any]) -> None:
-    """One JSON object and nothing else."""
+    """Print one JSON object to standard output."""
     sys.stdout.write(json.dumps(value) + "\n")
 
 
-def print_sweep_scope(grid: Grid, todo: SweepSchedule) -> None:
-    """How many cells there are, and what was merged or kept from before."""
-    words = [f"{len(grid.cells)} cell{'s' * (len(grid.cells) != 1)}"]
-    if grid.duplicates:
-        words.append(f"{grid.duplicates} more combinations are the same on one device")
-    if todo.done:
-        failed = sum(m.status != "ok" for _, m in todo.done)
-        note = f", {failed} of them not ok" if failed else ""
-        words.append(f"{len(todo.done)} measured before{note} (--again measures them anew)")
-    print_line("; ".join(words))
+@dataclass(frozen=True, kw_only=True)
+class TextTable:
+    """A table of text. A narrow screen drops the columns of the smallest weights first.
 
-
-def print_sweep_plan(
-    grid: Grid, todo: SweepSchedule, expected: Sequence[DurationEstimate], *, as_json: bool
-) -> None:
-    """The grid and an estimate of its time; nothing is run."""
-    if as_json:
-        print_json(_plan_document(grid, todo, expected))
-        return
-    for turn in todo.pending:
-        reason = (
-            f"  unsupported: {turn.cell.unsupported_reason}" if turn.cell.unsupported_reason else ""
-        )
-        print_line(f"{describe_cell(turn)}{reason}")
-    print_sweep_scope(grid, todo)
-    bases = ", ".join(dict.fromkeys(part.basis for part in expected))
-    if expected:
-        print_line(
-            f"about {format_short_duration(sum(part.seconds for part in expected))} ({bases})"
-        )
-
-
-def _plan_document(
-    grid: Grid, todo: SweepSchedule, expected: Sequence[DurationEstimate]
-) -> dict[str, Any]:
-    planned = [
-        {
-            "cell": turn.cell.id,
-            "workload": str(turn.cell.workload),
-            "plan": turn.cell.plan.to_dict(),
-            "repeat": turn.repeat,
-            "unsupported": turn.cell.unsupported_reason,
-            "estimated_seconds": part.seconds,
-            "basis": part.basis,
-        }
-        for turn, part in zip(todo.pending, expected, strict=True)
-    ]
-    return {
-        "schema": JSON_SCHEMA_VERSION,
-        "planned": planned,
-        "measured_before": [measurement.id for _, measurement in todo.done],
-        "merged": grid.duplicates,
-        "estimated_seconds": sum(part.seconds for part in expected),
-    }
-
-
-def print_cell_tables(
-    found: Sequence[Measurement], *, plain: bool = False, field: str | None = None
-) -> None:
-    """The tables that ``nfold report`` prints, of these measurements alone."""
-    from nfold.analysis.sections import group_sections
-    from nfold.cli.report_command import print_sections
-    from nfold.fieldreports.catalog import build_field_report
-
-    made = None if field is None else build_field_report(field, found)
-    print_sections(group_sections(found), terminal.make_console(plain=plain), made)
-
-
-def field_report_document(found: Sequence[Measurement], field: str) -> dict[str, Any]:
-    """What a field report adds to the JSON of its measurements."""
-    from nfold.fieldreports.catalog import build_field_report
-
-    return {"report": build_field_report(field, found).to_json()}
-
-
-def save_report(
-    results: Path,
-    *,
-    quiet: bool = False,
-    field: str | None = None,
-    only: Collection[str] | None = None,
-) -> None:
-    """Write the report of the results folder and say where; HTML where the extra is installed.
-
-    A field report has files of its own name, with these cells alone.
+    Without weights all columns are essential. The first column always stays.
     """
-    from nfold.report.writer import write_report
 
-    name = field or "report"
-    page, text, table = (results / f"{name}.{kind}" for kind in ("html", "md", "csv"))
-    chosen: dict[str, Any] = {"csv": table, "markdown": text, "field": field, "only": only}
-    try:
-        written = write_report(results, html=page, **chosen)
-    except ExtraMissing as error:
-        written = write_report(results, **chosen)
-        written = [text, *written]
-        sys.stderr.write(terminal_safe(f"no HTML report: {error}") + "\n")
-    if not quiet:
-        print_line(f"report: {written[0]}")
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    weights: Sequence[float] | None = None
+
+    def is_numeric(self, column: int) -> bool:
+        """Return whether any cell of a column begins with a digit."""
+        return any(row[column][:1].isdigit() for row in self.rows)
+
+
+def print_table(console: Console, table: TextTable) -> None:
+    """Print a table within the width of the console.
+
+    Wraps text at spaces, never inside a number. Columns that still do not fit are dropped and
+    named below the table.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    widths, dropped = fit_columns(table, console.width)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column, width in widths.items():
+        justify: Any = "right" if table.is_numeric(column) else "left"
+        head = Text(terminal_safe(table.heads[column]))
+        made.add_column(head, justify=justify, width=width, overflow="fold")
+    for row in table.rows:
+        made.add_row(*(Text(terminal_safe(row[column])) for column in widths))
+    console.print(made)
+    if dropped:
+        names = ", ".join(table.heads[column] for column in sorted(dropped))
+        note = f"Not shown at {console.width} columns: {names}; next: a wider terminal, or --json"
+        print_text(console, note, "dim")
+    console.print()
+
+
+def fit_columns(table: TextTable, width: int) -> tuple[dict[int, int], list[int]]:
+    """Return the width of each column that is shown, and the columns that are dropped.
+
+    Drops optional columns first, then wraps numbers before their interval, then drops any column.
+    """
+    columns = range(len(table.heads))
+    weights = table.weights or [ESSENTIAL - column / 100 for column in columns]
+    optional = [c for c in columns if table.weights and weights[c] < ESSENTIAL]
+    natural = {c: _text_width(table, c, by_word=False) for c in columns}
+    least = {c: _text_width(table, c, by_word=not table.is_numeric(c)) for c in columns}
+    shown, dropped = list(columns), list[int]()
+
+    def drop_lightest(candidates: Sequence[int]) -> None:
+        for column in sorted(candidates, key=lambda column: weights[column]):
+            if len(shown) > 1 and sum(least[c] + GAP for c in shown) - GAP > width:
+                shown.remove(column)
+                dropped.append(column)
+
+    drop_lightest(optional)
+    if sum(least[c] + GAP for c in shown) - GAP > width:
+        least = {c: _text_width(table, c, by_word=True) for c in columns}
+    drop_lightest([c for c in shown if c != 0])
+    widths = {c: natural[c] for c in shown}
+    while sum(size + GAP for size in widths.values()) - GAP > width:
+        loose = [c for c in shown if widths[c] > least[c]]
+        if not loose:
+            break
+        widths[max(loose, key=lambda c: widths[c])] -= 1
+    return {c: min(size, width) for c, size in widths.items()}, dropped
+
+
+def _text_width(table: TextTable, column: int, *, by_word: bool) -> int:
+    from rich.cells import cell_len
+
+    texts = [terminal_safe(row[column]) for row in table.rows]
+    # A head may always wrap in a column that may wrap at all; a number never does.
+    words = [word for text in texts for word in (text.split() if by_word else [text])]
+    head = terminal_safe(table.heads[column])
+    heads = head.split() if by_word or table.is_numeric(column) else [head]
+    return max(1, *map(cell_len, [*words, *heads]), 1)
+
+
+def print_grid(console: Console, rows: Sequence[Sequence[str]]) -> None:
+    """Print rows without a header; long cells are folded."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2), pad_edge=True)
+    for column in range(max(map(len, rows), default=0)):
+        grid.add_column(overflow="fold", no_wrap=column == 0)
+    for row in rows:
+        grid.add_row(*(Text(terminal_safe(cell)) for cell in row))
+    console.print(grid)
+
+
+def print_text(console: Console, text: str, style: str = "") -> None:
+    """Print a paragraph, wrapped at spaces."""
+    from rich.text import Text
+
+    console.print(Text(terminal_safe(text), style=style))
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """Print numbered footnotes and an empty line."""
+    for number, note in enumerate(notes, start=1):
+        print_text(console, f"{superscript((number,))} {note}", "dim")
+    if notes:
+        console.print()

@@ -1,170 +1,145 @@
-"""``nfold report``: the store as a table, a page, Markdown, CSV or JSON."""
+"""``nfold report``, and the tables that ``nfold bench`` prints too."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from nfold.analysis.part_timings import part_timings
-from nfold.cli import terminal
+from nfold.analysis.sections import check_cell, group_sections, load_measurements
+from nfold.cli import render, terminal
+from nfold.cli.render import TextTable
+from nfold.core.errors import ExtraMissing, UsageError
+from nfold.fieldreports.catalog import build_field_report
+from nfold.report import operation_parts, tables
+from nfold.report.export import measurements_document
+from nfold.report.summary_sentences import headline_sentences
+from nfold.report.writer import ReportContent, write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from nfold.analysis.sections import ReportSection
-    from nfold.core.measurement import Measurement
     from nfold.fieldreports.sheets import FieldReport
 
-PAGE_FILE = "report.html"
-PIPED_WIDTH = 1000
-"""No table is wider: piped, nothing wraps."""
+STDOUT = Path("-")
 
 
-WorkloadName = Annotated[str | None, typer.Argument(help="Only this workload, for example cnn10.")]
-Results = Annotated[Path, typer.Option(envvar="NFOLD_RESULTS", help="Folder of the store.")]
-Html = Annotated[Path | None, typer.Option(help="Write one self-contained page.")]
-Csv = Annotated[Path | None, typer.Option(help="Write unrounded numbers.")]
-Md = Annotated[Path | None, typer.Option(help="Write Markdown.")]
-CellId = Annotated[
-    str | None, typer.Option(metavar="ID", help="The cell whose telemetry the page draws.")
-]
-FieldName = Annotated[
-    str | None,
-    typer.Option(
-        "--report",
-        metavar="NAME",
-        help="As one of the field reports that nfold bench --report measures.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
-
-def report_command(
-    workload: WorkloadName = None,
-    results: Results = Path("nfold-results"),
-    html: Html = None,
-    csv: Csv = None,
-    md: Md = None,
-    cell: CellId = None,
-    field: FieldName = None,
-    as_json: AsJson = False,
+def run_report(
+    *,
+    workload: str | None,
+    results: Path,
+    html: Path | None,
+    csv: Path | None,
+    md: Path | None,
+    cell: str | None,
+    field: str | None,
+    as_json: bool,
 ) -> None:
-    """Report what was measured; without a file named, print the table and write the page."""
-    from nfold.analysis.sections import check_cell, group_sections, load_measurements
-
+    """Print stored results as a table or JSON, and write the files that are named."""
     measured = load_measurements(results, workload)
-    found = group_sections(measured)
-    made = None if field is None else _field(field, measured)
+    sections = group_sections(measured)
+    field_report = None if field is None else build_field_report(field, measured)
     if cell is not None:
-        check_cell(found, cell)
-    named = html or csv or md
+        check_cell(sections, cell)
+    to_stdout = [name for name, path in _named(html, csv, md).items() if path == STDOUT]
+    if len(to_stdout) + as_json > 1:
+        options = ", ".join([*(f"--{name} -" for name in to_stdout), *["--json"] * as_json])
+        raise UsageError(f"{options}: only one can be standard output; next: name a file")
+    content = ReportContent(results, sections, cell, field_report)
     if as_json:
-        from nfold.report.export import measurements_document
-
-        more = {} if made is None else {"report": made.to_json()}
+        more = {} if field_report is None else {"report": field_report.to_json()}
         typer.echo(json.dumps(measurements_document(measured) | more, indent=2))
-    elif not named:
-        print_sections(found, terminal.make_console(), made)
-        html = results / (f"{field}.html" if field else PAGE_FILE)
-    if html or csv or md:
-        from nfold.report.writer import write_report
-
-        chosen: dict[str, Any] = {"workload": workload, "cell": cell, "field": field}
-        written = write_report(results, html=html, csv=csv, markdown=md, **chosen)
-        for path in written if not as_json else ():
-            typer.echo(f"Wrote {path}")
-
-
-def _field(name: str, measured: Sequence[Measurement]) -> FieldReport:
-    from nfold.fieldreports.catalog import build_field_report
-
-    return build_field_report(name, measured)
+    elif not (html or csv or md):
+        print_sections(sections, terminal.make_console(), field_report)
+        _write_page(content, results / f"{field or 'report'}.html")
+    if to_stdout:
+        (form,) = to_stdout
+        sys.stdout.write(content.text(form))
+    files = {k: v for k, v in _named(html, csv, md).items() if v is not None and v != STDOUT}
+    for path in write_files(content, files):
+        if not as_json:
+            typer.echo(f"Wrote {path}", err=bool(to_stdout))
 
 
-def print_field_report(made: FieldReport, console: Console) -> None:
-    """Print a field report: its tables with the numbers of then, and what those of now say."""
-    from nfold.core.format import terminal_safe
+def _named(html: Path | None, csv: Path | None, md: Path | None) -> dict[str, Path | None]:
+    return {"html": html, "csv": csv, "md": md}
 
-    _line(console, terminal_safe(made.title), style="bold")
-    _line(console, f"Then: {terminal_safe(made.published_setup)}", style="dim")
-    for sheet in made.sheets:
-        _line(console, f"{terminal_safe(sheet.title)}:")
-        _table(console, sheet.heads, sheet.texts)
-        for note in sheet.notes:
-            _line(console, note, style="dim")
-    for sentence in made.sentences:
-        _line(console, terminal_safe(sentence))
-    console.print()
+
+def _write_page(content: ReportContent, page: Path) -> None:
+    try:
+        (written,) = write_files(content, {"html": page})
+        typer.echo(f"Wrote {written}")
+    except ExtraMissing as error:
+        render.print_note(f"no HTML report: {error}")
+
+
+def save_report(
+    results: Path,
+    *,
+    quiet: bool = False,
+    field: str | None = None,
+    only: Collection[str] | None = None,
+) -> None:
+    """Write the report of a results folder; the HTML page needs the report extra.
+
+    ``only`` selects cells by id. The files of a field report have its name.
+    """
+    measured = load_measurements(results, None, only)
+    field_report = None if field is None else build_field_report(field, measured)
+    content = ReportContent(results, group_sections(measured), None, field_report)
+    files = {kind: results / f"{field or 'report'}.{kind}" for kind in ("html", "csv", "md")}
+    try:
+        write_files(content, files)
+        shown = files["html"]
+    except ExtraMissing as error:
+        write_files(content, {kind: path for kind, path in files.items() if kind != "html"})
+        shown = files["md"]
+        render.print_note(f"no HTML report: {error}")
+    if not quiet:
+        render.print_line(f"report: {shown}")
 
 
 def print_sections(
-    found: Sequence[ReportSection], console: Console, field: FieldReport | None = None
+    sections: Sequence[ReportSection], console: Console, field: FieldReport | None = None
 ) -> None:
-    """Print every section: what it says at a glance, its tables, and their notes.
-
-    A field report takes their place: its tables have what matters of them.
-    """
+    """Print every section: its conclusion, its tables, their notes. A field report replaces them."""
     if field is not None:
         print_field_report(field, console)
         return
-    from nfold.core.format import terminal_safe
-    from nfold.report import operation_parts, tables
-    from nfold.report.summary_sentences import headline_sentences
-
-    for section in found:
-        made, timings = (
-            tables.build_table(section.results),
-            part_timings(section.results),
-        )
-        _line(
-            console,
-            f"{terminal_safe(section.workload)} on {terminal_safe(section.machine.summary)}",
-            style="bold",
-        )
-        _line(console, " ".join(headline_sentences(section.results, timings)))
-        if made.shared:
-            _line(console, f"In all cells: {tables.shared_text(made.shared)}", style="dim")
-        _table(console, *tables.fit_table(made))
-        _notes(console, made.notes)
-        in_parts = operation_parts.parts_table(timings)
-        if in_parts is not None:
-            _table(console, *operation_parts.flatten_parts_table(in_parts, compact=True))
-            _notes(console, in_parts.notes)
-
-
-def _notes(console: Console, notes: Sequence[str]) -> None:
-    from nfold.core.format import superscript
-
-    for number, note in enumerate(notes, start=1):
-        _line(console, f"{superscript((number,))} {note}", style="dim")
-    if notes:
+    for section in sections:
+        timings = part_timings(section.results)
+        table = tables.build_table(section.results)
+        render.print_text(console, " ".join(headline_sentences(section.results, timings)), "bold")
+        render.print_text(console, f"{section.workload} on {section.machine.summary}", "dim")
+        if table.shared:
+            render.print_text(console, f"All cells: {tables.shared_text(table.shared)}", "dim")
         console.print()
+        heads, rows = tables.flatten_table(table, compact=True)
+        weights = [*[100.0] * len(table.axes), *(float(c.weight) for c in table.columns)]
+        render.print_table(console, TextTable(heads=heads, rows=rows, weights=weights))
+        render.print_notes(console, table.notes)
+        parts = operation_parts.parts_table(timings)
+        if parts is not None:
+            heads, rows = operation_parts.flatten_parts_table(parts, compact=True)
+            render.print_table(console, TextTable(heads=heads, rows=rows))
+            render.print_notes(console, parts.notes)
 
 
-def _line(console: Console, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    console.print(Text(text, style=style))
-
-
-def _table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for place, head in enumerate(heads):
-        texts = [row[place] for row in rows]
-        table.add_column(Text(head), justify="right" if _numeric(texts) else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table, width=None if console.is_terminal else PIPED_WIDTH)
+def print_field_report(report: FieldReport, console: Console) -> None:
+    """Print a field report: its conclusions, and its tables with published and new numbers."""
+    render.print_text(console, report.title, "bold")
+    for sentence in report.sentences:
+        render.print_text(console, sentence)
+    render.print_text(console, f"Then: {report.published_setup}", "dim")
     console.print()
-
-
-def _numeric(texts: Sequence[str]) -> bool:
-    return any(text[:1].isdigit() for text in texts)
+    for sheet in report.sheets:
+        render.print_text(console, f"{sheet.title}:")
+        render.print_table(console, TextTable(heads=sheet.heads, rows=sheet.texts))
+        for note in sheet.notes:
+            render.print_text(console, note, "dim")

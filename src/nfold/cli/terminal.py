@@ -1,4 +1,4 @@
-"""The console that tables go to: 100 columns wide, plain where it is not a terminal."""
+"""Consoles for tables (at most 100 columns) and screens for progress lines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ if TYPE_CHECKING:
 CONSOLE_WIDTH = 100
 
 
-def make_console(*, plain: bool = False) -> Console:
-    """At most 100 columns, and exactly as many where piped; ``plain`` has no style at all."""
+def make_console(*, plain: bool = False, stderr: bool = False) -> Console:
+    """Return a console of at most 100 columns; of exactly 100 if the output is piped.
+
+    ``plain`` turns off all styles.
+    """
     from rich.console import Console
 
-    made = Console(
-        highlight=False, markup=False, emoji=False, color_system=None if plain else "auto"
+    console = Console(
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if plain else "auto",
+        stderr=stderr,
     )
-    if not made.is_terminal or made.width > CONSOLE_WIDTH:
-        made.width = CONSOLE_WIDTH
-    return made
+    if not console.is_terminal or console.width > CONSOLE_WIDTH:
+        console.width = CONSOLE_WIDTH
+    return console
 
 
 class PlainScreen:
-    """A stream of lines, no escape codes: what is live is not shown."""
+    """Prints lines to a stream, without escape codes. Live lines are not shown."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -39,10 +46,10 @@ class PlainScreen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Nothing to put back."""
+        pass
 
     def print_line(self, line: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._stream.write(line + "\n")
         self._stream.flush()
 
@@ -51,11 +58,11 @@ class PlainScreen:
         self.print_line(line)
 
     def show_live(self, *lines: str) -> None:
-        """The live lines, in place of those before."""
+        """Replace the live lines."""
 
 
 class LiveScreen(PlainScreen):
-    """The same lines above live ones, which go away at the end."""
+    """Prints lines above live lines, which disappear at the end."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
@@ -92,6 +99,6 @@ class LiveScreen(PlainScreen):
 
 
 def open_screen(stream: TextIO, *, plain: bool) -> PlainScreen:
-    """Live on a terminal, unless the user asked for plain lines or no colour."""
+    """Return a live screen on a terminal, else (or if ``plain`` or NO_COLOR is set) a plain one."""
     plain = plain or "NO_COLOR" in os.environ or not stream.isatty()
     return PlainScreen(stream) if plain else LiveScreen(stream)

@@ -1,4 +1,4 @@
-"""What ``nfold train`` does once its options are read."""
+"""``nfold train``: train a workload to the end, with checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nfold.cli.progress import EpochProgress, StepProgress
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
 from nfold.core.errors import RunFailure, UsageError
-from nfold.core.format import terminal_safe
+from nfold.core.format import pluralize
 from nfold.core.machine import Machine
 from nfold.core.measurement import Epoch, Measurement, cell_id
 from nfold.core.plan import Plan
@@ -44,185 +44,13 @@ from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
 
 CHANGED_ENVIRONMENT = ", with other imports or in another environment"
-
-
-def run_train(request: TrainOptions) -> int:
-    """Train, or show what was trained before; the exit code. Raises RunFailure where it fails."""
-    asked = build_request(request)
-    kept = asked.checkpoint_epochs()
-    with Store.open(request.results) as store:
-        before = None if request.again else _before(store, asked, kept)
-        changed = CHANGED_ENVIRONMENT if before is not None and before.cell != asked.cell else ""
-        complete = asked.checkpoint_folder is None or len(kept) == asked.total_epochs
-        if before is not None and before.status == "ok" and complete:
-            _note(f"trained before{changed}; --again starts over")
-            _show(request, asked, before)
-            return 0
-        if changed:
-            _note(f"begun{changed}; it goes on with those of now, --again starts over")
-        prepare_data(asked.workload, asked.plan, request.data)
-        with (
-            nullcontext()
-            if asked.checkpoint_folder is None
-            else lock_folder(asked.checkpoint_folder.parent)
-        ):
-            return _train(request, asked, kept, store)
-
-
-def _before(store: Store, train_request: TrainRequest, kept: Sequence[Epoch]) -> Measurement | None:
-    if not kept:
-        return store.find(train_request.cell, 0)
-    stored = store.measurements(str(train_request.workload))
-    alike = (
-        m
-        for m in reversed(stored)
-        if m.repeat == 0 and m.checkpoint_id == train_request.checkpoint_id
-    )
-    return next(alike, None)
-
-
-def _train(
-    request: TrainOptions, train_request: TrainRequest, kept: Sequence[Epoch], store: Store
-) -> int:
-    with stop_on_signals() as stop:
-        with open_screen(sys.stderr, plain=request.plain) as shown:
-            lines = EpochProgress(shown, train_request.total_epochs, len(kept))
-            if kept:
-                shown.print_line(f"resuming after epoch {len(kept)}")
-            steps = StepProgress(shown, request.log_every)
-            options = _options(request, train_request, (steps, lines), stop)
-            measurement = run(
-                train_request.workload,
-                train_request.plan,
-                machine=train_request.machine,
-                options=options,
-            )
-            steps.finished(measurement.ranks)
-            lines.finished(epochs(measurement))
-        store.append(measurement)
-        _remove_older(train_request)
-        _show(request, train_request, measurement)
-    return (
-        128 + stop.signum
-        if stop.signum is not None
-        else _judge(request, train_request, measurement)
-    )
-
-
-def _options(
-    request: TrainOptions,
-    train_request: TrainRequest,
-    epoch_printers: tuple[StepProgress, EpochProgress],
-    stop: StopRequest,
-) -> RunOptions:
-    def watch(progress: RunProgress) -> None:
-        for lines in epoch_printers:
-            lines.progress(progress)
-
-    def started(folder: Path) -> None:
-        for lines in epoch_printers:
-            lines.started(folder)
-
-    return request.run_options(
-        stop=stop,
-        on_progress=watch,
-        on_start=started,
-        checkpoint_folder=train_request.checkpoint_folder,
-        checkpoint_every=train_request.checkpoint_every,
-    )
-
-
-def _remove_older(train_request: TrainRequest) -> None:
-    if train_request.checkpoint_folder is None or train_request.newest_checkpoint is None:
-        return
-    begun = list_attempts(train_request.checkpoint_folder.parent)
-    for older in begun[: begun.index(train_request.checkpoint_folder)]:
-        shutil.rmtree(older, ignore_errors=True)
-
-
-def _show(request: TrainOptions, train_request: TrainRequest, measurement: Measurement) -> None:
-    if request.as_json:
-        render.print_json(train_document(train_request, measurement))
-    elif measurement.status == "ok":
-        for line in summary_lines(train_request, measurement):
-            render.print_line(line)
-        for doubt in measurement.warnings:
-            _note(f"doubt: {doubt.text}")
-    if measurement.status == "interrupted":
-        _note(f"stopped; {_next(request, train_request)}")
-
-
-def _judge(request: TrainOptions, train_request: TrainRequest, measurement: Measurement) -> int:
-    if measurement.status == "ok":
-        return 0
-    cause = measurement.cause
-    text = f"{measurement.status}: {cause.text if cause else 'it ended without a word'}"
-    if measurement.folder is not None:
-        rank = cause.rank if cause else None
-        log = "agent.log" if rank is None else f"rank-{rank}.log"
-        text += f"\n  log: {display_path(request.results / measurement.folder / log)}"
-    if measurement.status == "killed":
-        text += f"\n  {_next(request, train_request)}"
-    raise RunFailure(text)
-
-
-def _next(request: TrainOptions, train_request: TrainRequest) -> str:
-    kept, without = (
-        len(train_request.checkpoint_epochs()),
-        " without --again" if request.again else "",
-    )
-    if not kept:
-        return "no epoch was kept; next: run the same command again"
-    return (
-        f"kept after epoch {kept}/{train_request.total_epochs} in "
-        f"{display_path(Path(str(train_request.newest_checkpoint)))}; "
-        f"next: run the same command again{without}, it goes on from there"
-    )
-
-
-def summary_lines(train_request: TrainRequest, measurement: Measurement) -> list[str]:
-    """Accuracy, seconds of training, samples per second over all epochs; where it is kept."""
-    done = epochs(measurement)
-    seconds = math.fsum(epoch.seconds for epoch in done)
-    rate = sum(epoch.samples for epoch in done) / seconds
-    accuracy = done[-1].accuracy
-    head = "" if accuracy is None else f"accuracy {accuracy:.4f}, "
-    passes = f"{len(done)} epoch{'s' * (len(done) != 1)}"
-    lines = [f"{head}{passes} in {seconds:.1f} s of training, {rate:,.0f} samples/s"]
-    if train_request.newest_checkpoint is not None:
-        lines.append(f"checkpoint: {display_path(train_request.newest_checkpoint)}")
-    return lines
-
-
-def train_document(train_request: TrainRequest, measurement: Measurement) -> dict[str, object]:
-    """The object that ``--json`` prints."""
-    return {
-        "schema": JSON_SCHEMA_VERSION,
-        "workload": str(train_request.workload),
-        "plan": train_request.plan.to_dict(),
-        "status": measurement.status,
-        "cause": measurement.cause.text if measurement.cause else None,
-        "epochs": [
-            {"seconds": e.seconds, "train_loss": e.train_loss, "accuracy": e.accuracy}
-            for e in epochs(measurement)
-        ],
-        "checkpoint": None
-        if train_request.newest_checkpoint is None
-        else str(train_request.newest_checkpoint),
-    }
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"nfold: {terminal_safe(text)}\n")
-
-
 PLAN_FILE = Path("nfold.toml")
 CHECKPOINTS_FOLDER = "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(PlanOptions):
-    """The options of ``nfold train`` as they were given, by the names of its parameters."""
+    """The options of ``nfold train``, by the names of its parameters."""
 
     workload: str
     epochs: int | None
@@ -233,9 +61,9 @@ class TrainOptions(PlanOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """What is to be trained on this machine, by its complete plan, and where it is kept.
+    """A training run on this machine: its complete plan, and the checkpoint folder of this attempt.
 
-    ``folder`` is that of this attempt, None where nothing is kept.
+    Without a folder there are no checkpoints.
     """
 
     workload: Workload
@@ -246,104 +74,256 @@ class TrainRequest:
 
     @property
     def cell(self) -> str:
-        """What the store knows this training by."""
+        """The id in the store."""
         return cell_id(self.workload, self.plan, None, self.machine)
 
     @property
     def checkpoint_id(self) -> str:
-        """What its checkpoints know it by, whatever it imports."""
+        """The id in checkpoints, which does not depend on what the workload imports."""
         return cell_id(self.workload.for_checkpoints, self.plan, None, self.machine)
 
     @property
     def total_epochs(self) -> int:
-        """Epochs in all."""
         return self.plan.epochs or 0
 
     @property
     def newest_checkpoint(self) -> Path | None:
-        """The newest checkpoint of this attempt."""
         return None if self.checkpoint_folder is None else newest_checkpoint(self.checkpoint_folder)
 
     def checkpoint_epochs(self) -> tuple[Epoch, ...]:
-        """The epochs until the newest checkpoint; UsageError where it is of another training."""
+        """Return the epochs of the newest checkpoint; raises UsageError if it is not this run's."""
         found = self.newest_checkpoint
         if found is None:
             return ()
-        trained = read_metadata(found)
-        if trained.cell != self.checkpoint_id:
+        metadata = read_metadata(found)
+        if metadata.cell != self.checkpoint_id:
             raise UsageError(
-                f"{found} is of another training: {_difference(trained, self)}; "
+                f"{found} belongs to another training run: {_difference(metadata, self)}; "
                 "next: --again, or another --checkpoint folder"
             )
-        return trained.epochs
+        return metadata.epochs
 
 
-def merge_plan(request: TrainOptions, workload: Workload, file: Path = PLAN_FILE) -> Plan:
-    """The plan that ``file`` and the flags ask for; flags win, and its length is in epochs."""
-    axes = parse_axes(str(workload), request.axis_fields, common=Plan(device=request.device))
-    changes = request.plan_changes(axes, "train")
-    told = _plan_in(file)
-    epochs = told.epochs if request.epochs is None else request.epochs
-    return told.edit(**changes).edit(steps=None, epochs=epochs)
+def run_train(options: TrainOptions) -> int:
+    """Train, or show the stored result; return the exit code. Raises RunFailure if it fails."""
+    request = build_request(options)
+    kept = request.checkpoint_epochs()
+    with Store.open(options.results) as store:
+        earlier = None if options.again else _stored(store, request, kept)
+        changed = (
+            CHANGED_ENVIRONMENT if earlier is not None and earlier.cell != request.cell else ""
+        )
+        complete = request.checkpoint_folder is None or len(kept) == request.total_epochs
+        if earlier is not None and earlier.status == "ok" and complete:
+            render.print_note(f"trained before{changed}; --again starts over")
+            _show(options, request, earlier)
+            return 0
+        if changed:
+            render.print_note(
+                f"started{changed}; continues with the present ones, --again starts over"
+            )
+        prepare_data(request.workload, request.plan, options.data)
+        with (
+            nullcontext()
+            if request.checkpoint_folder is None
+            else lock_folder(request.checkpoint_folder.parent)
+        ):
+            return _train(options, request, kept, store)
 
 
-def _plan_in(file: Path) -> Plan:
+def _stored(store: Store, request: TrainRequest, kept: Sequence[Epoch]) -> Measurement | None:
+    if not kept:
+        return store.find(request.cell, 0)
+    same = (
+        m
+        for m in reversed(store.measurements(str(request.workload)))
+        if m.repeat == 0 and m.checkpoint_id == request.checkpoint_id
+    )
+    return next(same, None)
+
+
+def _train(
+    options: TrainOptions, request: TrainRequest, kept: Sequence[Epoch], store: Store
+) -> int:
+    with stop_on_signals() as stop:
+        with open_screen(sys.stderr, plain=options.plain) as screen:
+            epoch_lines = EpochProgress(screen, request.total_epochs, len(kept))
+            step_lines = StepProgress(screen, options.log_every)
+            if kept:
+                screen.print_line(f"resuming after epoch {len(kept)}")
+            measurement = run(
+                request.workload,
+                request.plan,
+                machine=request.machine,
+                options=_run_options(options, request, (step_lines, epoch_lines), stop),
+            )
+            step_lines.finished(measurement.ranks)
+            epoch_lines.finished(epochs(measurement))
+        store.append(measurement)
+        _remove_older_attempts(request)
+        _show(options, request, measurement)
+    if stop.signum is not None:
+        return 128 + stop.signum
+    if measurement.status != "ok":
+        raise RunFailure(_describe_failure(options, request, measurement))
+    return 0
+
+
+def _run_options(
+    options: TrainOptions,
+    request: TrainRequest,
+    printers: tuple[StepProgress, EpochProgress],
+    stop: StopRequest,
+) -> RunOptions:
+    def watch(progress: RunProgress) -> None:
+        for printer in printers:
+            printer.progress(progress)
+
+    def started(folder: Path) -> None:
+        for printer in printers:
+            printer.started(folder)
+
+    return options.run_options(
+        stop=stop,
+        on_progress=watch,
+        on_start=started,
+        checkpoint_folder=request.checkpoint_folder,
+        checkpoint_every=request.checkpoint_every,
+    )
+
+
+def _remove_older_attempts(request: TrainRequest) -> None:
+    if request.newest_checkpoint is None or request.checkpoint_folder is None:
+        return
+    attempts = list_attempts(request.checkpoint_folder.parent)
+    for older in attempts[: attempts.index(request.checkpoint_folder)]:
+        shutil.rmtree(older, ignore_errors=True)
+
+
+def _show(options: TrainOptions, request: TrainRequest, measurement: Measurement) -> None:
+    if options.as_json:
+        render.print_json(train_document(request, measurement))
+    elif measurement.status == "ok":
+        for line in summary_lines(request, measurement):
+            render.print_line(line)
+        for caveat in measurement.warnings:
+            render.print_note(f"caveat: {caveat.text}")
+    if measurement.status == "interrupted":
+        render.print_note(f"stopped; {_next_step(options, request)}")
+
+
+def _describe_failure(
+    options: TrainOptions, request: TrainRequest, measurement: Measurement
+) -> str:
+    cause = measurement.cause
+    text = f"{measurement.status}: {cause.text if cause else 'no error message'}"
+    if measurement.folder is not None:
+        log = "agent.log" if cause is None or cause.rank is None else f"rank-{cause.rank}.log"
+        text += f"\n  log: {display_path(options.results / measurement.folder / log)}"
+    if measurement.status == "killed":
+        text += f"\n  {_next_step(options, request)}"
+    return text
+
+
+def _next_step(options: TrainOptions, request: TrainRequest) -> str:
+    kept = len(request.checkpoint_epochs())
+    if not kept:
+        return "there is no checkpoint yet; next: the same command starts again"
+    folder = display_path(Path(str(request.newest_checkpoint)))
+    without = " without --again" if options.again else ""
+    return (
+        f"checkpoint after epoch {kept}/{request.total_epochs} in {folder}; "
+        f"next: the same command{without} resumes there"
+    )
+
+
+def summary_lines(request: TrainRequest, measurement: Measurement) -> list[str]:
+    """Return accuracy, epochs, training time and throughput; then the checkpoint."""
+    done = epochs(measurement)
+    seconds = math.fsum(epoch.seconds for epoch in done)
+    rate = sum(epoch.samples for epoch in done) / seconds
+    accuracy = "" if done[-1].accuracy is None else f"accuracy {done[-1].accuracy:.4f}, "
+    lines = [
+        f"{accuracy}{pluralize(len(done), 'epoch')} in {seconds:.1f} s of training, "
+        f"{rate:,.0f} samples/s"
+    ]
+    if request.newest_checkpoint is not None:
+        lines.append(f"checkpoint: {display_path(request.newest_checkpoint)}")
+    return lines
+
+
+def train_document(request: TrainRequest, measurement: Measurement) -> dict[str, object]:
+    """Return the object that ``--json`` prints."""
+    checkpoint = request.newest_checkpoint
+    return {
+        "schema": JSON_SCHEMA_VERSION,
+        "workload": str(request.workload),
+        "plan": request.plan.to_dict(),
+        "status": measurement.status,
+        "cause": measurement.cause.text if measurement.cause else None,
+        "epochs": [
+            {"seconds": e.seconds, "train_loss": e.train_loss, "accuracy": e.accuracy}
+            for e in epochs(measurement)
+        ],
+        "checkpoint": None if checkpoint is None else str(checkpoint),
+    }
+
+
+def merge_plan(options: TrainOptions, workload: Workload, file: Path = PLAN_FILE) -> Plan:
+    """Return the plan of ``file`` and the options, which override it. The length is in epochs."""
+    axes = parse_axes(str(workload), options.axis_fields, common=Plan(device=options.device))
+    changes = options.plan_changes(axes, "train")
     try:
-        return Plan.from_toml(file.read_text()) if file.exists() else Plan()
+        stored = Plan.from_toml(file.read_text()) if file.exists() else Plan()
     except (UsageError, OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}") from None
+    length = stored.epochs if options.epochs is None else options.epochs
+    return stored.edit(**changes).edit(steps=None, epochs=length)
 
 
-def build_request(request: TrainOptions) -> TrainRequest:
-    """What was asked for, refused where it cannot be."""
+def build_request(options: TrainOptions) -> TrainRequest:
+    """Return the training run; raises UsageError if it is not supported."""
     if workload_run.in_external_job():
         raise UsageError("nfold train starts its own ranks; next: unset RANK and WORLD_SIZE")
-    workload = workloads.with_fingerprint(Workload.parse(request.workload))
+    workload = workloads.with_fingerprint(Workload.parse(options.workload))
     workloads.parameters(workload)
     if workloads.info(workload.name).defaults.epochs is None:
         raise UsageError(
-            f"workload {workload.name!r} has no epochs, there is nothing to train; "
+            f"workload {workload.name!r} has no epochs and cannot be trained; "
             f"next: nfold bench {workload.name}"
         )
     machine = inspect_machine()
-    plan = build_plan_completer(machine, request.data)(workload, merge_plan(request, workload))
-    chosen = get_framework(plan.framework)
-    reason = chosen.unsupported_reason(workload, plan, machine)
-    if chosen.runs_in_parent:
-        reason = f'framework {plan.framework!r} trains nothing; next: framework = "torch"'
+    plan = build_plan_completer(machine, options.data)(workload, merge_plan(options, workload))
+    framework = get_framework(plan.framework)
+    reason = framework.unsupported_reason(workload, plan, machine)
+    if framework.runs_in_parent:
+        reason = f'framework {plan.framework!r} cannot train; next: framework = "torch"'
     if reason is not None:
         raise UsageError(reason)
-    asked = TrainRequest(
+    request = TrainRequest(
         workload=workload, plan=plan, machine=machine, checkpoint_folder=None, checkpoint_every=1
     )
-    if not chosen.supports_checkpoints:
-        _check_checkpoint_support(request, plan)
-        return asked
-    return _with_folder(request, asked)
-
-
-def _check_checkpoint_support(request: TrainOptions, plan: Plan) -> None:
-    if request.checkpoint is not None:
-        raise UsageError(
-            f"--checkpoint {request.checkpoint}: framework {plan.framework!r} keeps no "
-            "checkpoints; next: leave it out, or --framework torch"
-        )
-
-
-def _with_folder(request: TrainOptions, train_request: TrainRequest) -> TrainRequest:
-    if not request.checkpoint_every:
-        return train_request
-    home = request.checkpoint or request.results / CHECKPOINTS_FOLDER / train_request.checkpoint_id
-    folder = select_attempt(home, restart=request.again)
+    if not framework.supports_checkpoints:
+        if options.checkpoint is not None:
+            raise UsageError(
+                f"--checkpoint {options.checkpoint}: framework {plan.framework!r} has no "
+                "checkpoints; next: remove the option, or --framework torch"
+            )
+        return request
+    if not options.checkpoint_every:
+        return request
+    home = options.checkpoint or options.results / CHECKPOINTS_FOLDER / request.checkpoint_id
     return dataclasses.replace(
-        train_request, checkpoint_folder=folder, checkpoint_every=request.checkpoint_every
+        request,
+        checkpoint_folder=select_attempt(home, restart=options.again),
+        checkpoint_every=options.checkpoint_every,
     )
 
 
-def _difference(trained: CheckpointMetadata, train_request: TrainRequest) -> str:
-    plan = Plan.from_dict(trained.plan).diff(train_request.plan)
-    parts = [f"{name} {theirs}, not {own}" for name, (theirs, own) in plan.items()]
-    if trained.workload != str(train_request.workload):
-        parts.insert(0, f"{trained.workload}, not {train_request.workload}")
-    other = "another machine, or other code" if train_request.workload.code else "another machine"
+def _difference(metadata: CheckpointMetadata, request: TrainRequest) -> str:
+    differences = Plan.from_dict(metadata.plan).diff(request.plan)
+    parts = [f"{name} {theirs}, not {own}" for name, (theirs, own) in differences.items()]
+    if metadata.workload != str(request.workload):
+        parts.insert(0, f"{metadata.workload}, not {request.workload}")
+    other = "another machine, or other code" if request.workload.code else "another machine"
     return ", ".join(parts) or other

@@ -1,8 +1,4 @@
-"""The grids of the five field reports: data, written as a user would write the axes.
-
-Nothing here knows what a value means: ``report_axes.py`` reads it with the functions that read a
-user's command line, and refuses there what this version does not know.
-"""
+"""The five field reports: their grids, as axes that a user could type, and their builders."""
 
 from __future__ import annotations
 
@@ -28,11 +24,10 @@ from nfold.fieldreports.sheets import FieldReport
 
 @dataclass(frozen=True, kw_only=True)
 class ReportGrid:
-    """One grid of a report: a workload, comma lists by axis, and a length.
+    """One grid of a report: a workload, comma-separated lists by axis, and a length.
 
-    Fewer devices than ``least`` and more than ``most`` are left out of this grid. Under
-    ``epochs_per_device`` N devices make N times the epochs: with a batch per device, as many
-    steps as one device makes.
+    Device counts outside ``min_devices`` to ``max_devices`` are excluded. With ``epochs_per_device``
+    N devices train N times the epochs: with a batch per device, the steps of one device.
     """
 
     workload: str
@@ -57,30 +52,22 @@ class FieldReportSpec:
     repeats: int = 1
 
     def grids(self, *, quick: bool) -> tuple[ReportGrid, ...]:
-        """The grids that are run."""
         return self.quick if quick else self.full
 
 
 TORCH_ONLY = {"framework": "torch"}
-FEW_IMAGES = {"batch": "42"}
-"""Of a convolution that other libraries on a CPU take seconds for."""
+FEW_IMAGES = {"batch": "42"}  # other libraries take seconds for a convolution on a CPU
 
 CIFAR_BATCHES = "128,256,512,1024,2048"
-CIFAR_GRID_EPOCHS = 100
-"""As many as the field report trained."""
-TORCH_ON_CIFAR = {
-    "framework": "torch",
-    "batch": CIFAR_BATCHES,
-    "strategy": "dp,ddp,nfold",
-}
+CIFAR_GRID_EPOCHS = 100  # as in the published report
+TORCH_ON_CIFAR = {"framework": "torch", "batch": CIFAR_BATCHES, "strategy": "dp,ddp,nfold"}
 OTHER_FRAMEWORKS_ON_CIFAR = {"framework": "tensorflow,jax", "batch": CIFAR_BATCHES}
 
 BOTH_LAYOUTS = "channels_first,channels_last"
 
 ALL_FRAMEWORKS = {"framework": "torch,tensorflow,jax", "batch": "100"}
 OTHER_INPUTS = {"framework": "tensorflow", "batch": "100", "input": "generator,tf.data"}
-TUTORIAL_WORKLOAD = "mnist:samples=8000"
-"""8,000 images are in either copy of MNIST and are 80 steps of 100: 125 epochs are 10,000 steps."""
+TUTORIAL_WORKLOAD = "mnist:samples=8000"  # 80 steps of 100 images: 125 epochs are 10,000 steps
 SHORT_TUTORIAL_WORKLOAD = "mnist:samples=6000"
 
 FIELD_REPORTS: dict[str, FieldReportSpec] = {
@@ -109,11 +96,7 @@ FIELD_REPORTS: dict[str, FieldReportSpec] = {
         FieldReportSpec(
             name="mirrored-mnist",
             full=(
-                ReportGrid(
-                    workload=TUTORIAL_WORKLOAD,
-                    axes=ALL_FRAMEWORKS,
-                    epochs=125,
-                ),
+                ReportGrid(workload=TUTORIAL_WORKLOAD, axes=ALL_FRAMEWORKS, epochs=125),
                 ReportGrid(
                     workload=TUTORIAL_WORKLOAD,
                     axes=ALL_FRAMEWORKS,
@@ -122,18 +105,10 @@ FIELD_REPORTS: dict[str, FieldReportSpec] = {
                     epochs_per_device=True,
                     min_devices=2,
                 ),
-                ReportGrid(
-                    workload=TUTORIAL_WORKLOAD,
-                    axes=OTHER_INPUTS,
-                    epochs=125,
-                ),
+                ReportGrid(workload=TUTORIAL_WORKLOAD, axes=OTHER_INPUTS, epochs=125),
             ),
             quick=(
-                ReportGrid(
-                    workload=SHORT_TUTORIAL_WORKLOAD,
-                    axes=ALL_FRAMEWORKS,
-                    epochs=3,
-                ),
+                ReportGrid(workload=SHORT_TUTORIAL_WORKLOAD, axes=ALL_FRAMEWORKS, epochs=3),
                 ReportGrid(
                     workload=SHORT_TUTORIAL_WORKLOAD,
                     axes=ALL_FRAMEWORKS,
@@ -142,10 +117,7 @@ FIELD_REPORTS: dict[str, FieldReportSpec] = {
                     min_devices=2,
                 ),
                 ReportGrid(
-                    workload=SHORT_TUTORIAL_WORKLOAD,
-                    axes=OTHER_INPUTS,
-                    epochs=3,
-                    min_devices=2,
+                    workload=SHORT_TUTORIAL_WORKLOAD, axes=OTHER_INPUTS, epochs=3, min_devices=2
                 ),
             ),
         ),
@@ -181,15 +153,9 @@ FIELD_REPORTS: dict[str, FieldReportSpec] = {
         FieldReportSpec(
             name="cifar-scaling",
             full=(
+                ReportGrid(workload="cnn10", axes=TORCH_ON_CIFAR, epochs=CIFAR_GRID_EPOCHS),
                 ReportGrid(
-                    workload="cnn10",
-                    axes=TORCH_ON_CIFAR,
-                    epochs=CIFAR_GRID_EPOCHS,
-                ),
-                ReportGrid(
-                    workload="cnn10",
-                    axes=OTHER_FRAMEWORKS_ON_CIFAR,
-                    epochs=CIFAR_GRID_EPOCHS,
+                    workload="cnn10", axes=OTHER_FRAMEWORKS_ON_CIFAR, epochs=CIFAR_GRID_EPOCHS
                 ),
                 ReportGrid(
                     workload="wide_resnet:depth=28,width=10",
@@ -276,13 +242,14 @@ FIELD_REPORTS: dict[str, FieldReportSpec] = {
 
 
 def find_report(name: str) -> FieldReportSpec:
-    """The report of that name; UnknownValue lists the names, closest first."""
+    """Return the report of that name; raises UnknownValue with the names."""
     if name not in FIELD_REPORTS:
         raise UnknownValue("report", name, FIELD_REPORTS)
     return FIELD_REPORTS[name]
 
 
 MAX_CPU_DEVICES = 2
+# axes of which a user may keep some values
 SELECTABLE_AXES = (
     "framework",
     "batch",
@@ -293,14 +260,10 @@ SELECTABLE_AXES = (
     "augment",
     "decode",
 )
-"""Axes of which a user may keep some of a report's values."""
 
 
 def default_devices(machine: Machine, device: str | None = None) -> str:
-    """The devices of a report as a comma list: 1, 2, 4 and so on up to what the machine has.
-
-    Of a machine's cores two CPU devices are made at most.
-    """
+    """Return the devices of a report as a list: 1, 2, 4, … up to the machine; at most 2 CPU devices."""
     kind = device or ("cuda" if machine.gpus else "cpu")
     most = machine.device_count(kind) if kind == "cuda" else min(MAX_CPU_DEVICES, machine.cores)
     counts = powers_of_two(max(1, most))
@@ -309,9 +272,9 @@ def default_devices(machine: Machine, device: str | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSelection:
-    """What of a report a user wants: devices as a comma list, lengths in place of its own.
+    """The part of a report to measure: devices as a list, and lengths that replace its own.
 
-    ``kept`` maps an axis to the comma list of the values to keep of it.
+    ``axis_values`` maps an axis to the list of its values to keep.
     """
 
     devices: str
@@ -322,20 +285,20 @@ class ReportSelection:
 
 
 def select_axes(parts: Sequence[ReportGrid], chosen: ReportSelection) -> list[GridAxes]:
-    """The axes of all grids, read as a user's; those with nothing left are left out.
+    """Return the axes of all grids, without the grids that have nothing left.
 
-    Raises UsageError where nothing is left at all, where no grid has an axis that is to be
-    narrowed, or where no grid has a length of the kind that is given.
+    Raises UsageError if nothing is left, if no grid has a given axis, or no grid has a length of the
+    given kind.
     """
     _check_lengths(parts, chosen)
     for name in chosen.axis_values:
         if not any(name in part.axes for part in parts):
-            raise UsageError(f"this report has no axis {name!r}; next: leave --{name} out")
+            raise UsageError(f"this report has no axis {name!r}; next: remove --{name}")
     found = [axes for part in parts for axes in _axes(part, chosen)]
     if not found:
-        said = ", ".join(f"--{name} {text}" for name, text in chosen.axis_values.items())
+        given = ", ".join(f"--{name} {text}" for name, text in chosen.axis_values.items())
         raise UsageError(
-            f"nothing of this report is left with {said or f'--devices {chosen.devices}'}; "
+            f"nothing of this report is left with {given or f'--devices {chosen.devices}'}; "
             "next: nfold bench --report NAME --dry-run shows its values"
         )
     return found
@@ -345,7 +308,9 @@ def _check_lengths(parts: Sequence[ReportGrid], chosen: ReportSelection) -> None
     for name in ("steps", "epochs"):
         given = getattr(chosen, name)
         if given is not None and all(getattr(part, name) is None for part in parts):
-            raise UsageError(f"--{name} {given}: no grid of this report is as long in {name}")
+            raise UsageError(
+                f"--{name} {given}: no grid of this report has a length in {name}; next: remove it"
+            )
 
 
 def _axes(part: ReportGrid, chosen: ReportSelection) -> list[GridAxes]:
@@ -378,8 +343,8 @@ def _fits(part: ReportGrid, devices: int) -> bool:
 def _selected_values(name: str, text: str, chosen: ReportSelection) -> str:
     if name not in chosen.axis_values:
         return text
-    wanted = parse_axes("digits", {name: chosen.axis_values[name]}, common=Plan()).changes[name]
-    values = {str(change[name]) for change in wanted}
+    kept = parse_axes("digits", {name: chosen.axis_values[name]}, common=Plan()).changes[name]
+    values = {str(change[name]) for change in kept}
     return ",".join(entry for entry in text.split(",") if entry in values)
 
 
@@ -388,10 +353,10 @@ def _per_devices(whole: GridAxes) -> list[GridAxes]:
     return [
         replace(
             whole,
-            changes={**whole.changes, "devices": (place,)},
-            common=whole.common.edit(epochs=epochs * place["devices"]),
+            changes={**whole.changes, "devices": (change,)},
+            common=whole.common.edit(epochs=epochs * change["devices"]),
         )
-        for place in whole.changes["devices"]
+        for change in whole.changes["devices"]
     ]
 
 
@@ -405,10 +370,7 @@ REPORT_BUILDERS: dict[str, Callable[[Sequence[CellResult]], FieldReport]] = {
 
 
 def build_field_report(name: str, measurements: Sequence[Measurement]) -> FieldReport:
-    """The field report of that name, of the newest measurement's machine.
-
-    Raises UnknownValue with the names for another one.
-    """
+    """Build a field report from the measurements of the newest machine; raises UnknownValue."""
     if name not in REPORT_BUILDERS:
         raise UnknownValue("report", name, REPORT_BUILDERS)
     machine = measurements[-1].machine.id if measurements else None

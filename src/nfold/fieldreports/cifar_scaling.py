@@ -1,4 +1,4 @@
-"""Field report 4: CIFAR-10 by batch, devices, strategy and framework, in epochs."""
+"""Field report 4: CIFAR-10 by batch, devices, strategy and framework."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CELL_FORMAT = "epoch 1 [s] / median of epochs 2+ [s] / total / accuracy"
 
 
 def cifar_report(found: Sequence[CellResult]) -> FieldReport:
-    """The table of epochs by model, batch and what trains it, with devices across."""
+    """Build the tables of epochs by model, batch and configuration, with device counts across."""
     mine = select_workloads(found, *MODELS)
     return FieldReport(
         name="cifar-scaling",
@@ -41,8 +41,8 @@ def _lengths(mine: Sequence[CellResult]) -> list[str]:
     lengths = sorted({r.plan.epochs for r in mine if r.plan.epochs} - {sheets.CIFAR_EPOCHS})
     if not lengths:
         return []
-    said = ", ".join(map(str, lengths))
-    return [f"Totals and accuracies are after {said} epochs now, after {sheets.CIFAR_EPOCHS} then."]
+    epochs = ", ".join(map(str, lengths))
+    return [f"Totals and accuracies: after {epochs} epochs now, {sheets.CIFAR_EPOCHS} then."]
 
 
 def _tables(mine: Sequence[CellResult]) -> list[Sheet]:
@@ -134,16 +134,11 @@ def _numbers(
 ) -> SheetEntry:
     if first is None and accuracy is None:
         return NO_NUMBER_ENTRY
-    said = [NO_NUMBER if s is None else format_number(s) for s in (first, later)]
-    said.append(NO_NUMBER if total is None else format_duration(total))
-    said.append(NO_NUMBER if accuracy is None else f"{accuracy:.4f}")
-    value = {
-        "epoch_1_s": first,
-        "later_epochs_s": later,
-        "total_s": total,
-        "accuracy": accuracy,
-    }
-    return SheetEntry(text=" / ".join(said), value=value)
+    texts = [NO_NUMBER if s is None else format_number(s) for s in (first, later)]
+    texts.append(NO_NUMBER if total is None else format_duration(total))
+    texts.append(NO_NUMBER if accuracy is None else f"{accuracy:.4f}")
+    value = {"epoch_1_s": first, "later_epochs_s": later, "total_s": total, "accuracy": accuracy}
+    return SheetEntry(text=" / ".join(texts), value=value)
 
 
 def _sentences(mine: Sequence[CellResult]) -> list[str]:
@@ -163,13 +158,15 @@ def _sentences(mine: Sequence[CellResult]) -> list[str]:
 
 def _over_batches(workload: str, way: str, line: Sequence[CellResult]) -> str:
     ends = [line[0]] if len(line) == 1 else [line[0], line[-1]]
-    said = " and ".join(f"{format_ratio(_speedup(r))} one at batch {r.batch:,}" for r in ends)
-    text = f"{workload}, {way}: {pluralize(line[0].devices, 'device')} are {said}"
+    speedups = " and ".join(f"{format_ratio(_speedup(r))} one at batch {r.batch:,}" for r in ends)
+    text = f"{workload}, {way}: {pluralize(line[0].devices, 'device')} are {speedups}"
     winning = _winning_from(line)
     if winning is None:
-        return f"{text}; at no batch are they faster beyond doubt."
+        return f"{text}; at no batch is the speedup significant."
     return (
-        f"{text}." if winning == line[0].batch else f"{text}; from batch {winning:,} on they win."
+        f"{text}."
+        if winning == line[0].batch
+        else f"{text}; significantly faster from batch {winning:,} on."
     )
 
 

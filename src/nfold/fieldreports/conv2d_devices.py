@@ -1,4 +1,4 @@
-"""Field report 1: one convolution over the devices, and what its one number hid."""
+"""Field report 1: one convolution on 1 to N devices, with every part timed."""
 
 from __future__ import annotations
 
@@ -27,37 +27,36 @@ END_TO_END, COPY_ONLY, FIRST_CALL = "end to end", "copy only", "first call"
 CONVOLVE2D = "scipy.signal.convolve2d, 1 core"
 DEFAULTS = {"filter": 3, "channels": 1, "copy_only": 0}
 TORCH, OTHER_FRAMEWORKS = "torch", ("tensorflow", "jax")
+# parts, or beginnings of their names, that are compared between frameworks
 COMPARED_PARTS = (FIRST_CALL, COPY_ONLY, END_TO_END, "convolution, warm cache", "resident loop")
-"""The parts, or how their names begin, in which frameworks are compared."""
-FIRST_CALL_RATIO = 2.0
-"""From here on the first call is said to hide what the devices do."""
+FIRST_CALL_RATIO = 2.0  # from this ratio on, a single timed call mostly measures the start
 
 
 def conv2d_report(found: Sequence[CellResult]) -> FieldReport:
-    """The table of the field report, each part apart, the CPU's, and the larger filters."""
-    everyone = select_workloads(found, "conv2d")
-    mine = _of(everyone, TORCH)
-    plain = _published_problem(mine)
+    """Build the published table, the parts, the CPU baselines and the larger filters."""
+    cells_of_conv2d = select_workloads(found, "conv2d")
+    torch_cells = _of(cells_of_conv2d, TORCH)
+    published = _published_problem(torch_cells)
     others = {
-        name: _published_problem(_same_problem(_of(everyone, name), plain))
+        name: _published_problem(_same_problem(_of(cells_of_conv2d, name), published))
         for name in OTHER_FRAMEWORKS
     }
-    timed = {devices: _timed(result) for devices, result in plain.items()}
+    timed = {devices: _timed(result) for devices, result in published.items()}
     sentences = [
         _first_call_sentence(timed),
         _scaling(timed),
         _copy_sentence(timed),
         _peer(timed),
-        _larger_problem_sentence(mine),
+        _larger_problem_sentence(torch_cells),
     ]
-    compared = {name: cells for name, cells in {TORCH: plain, **others}.items() if cells}
-    sheets = [_parts(plain, timed), _cpu(timed), _problems(mine)]
+    compared = {name: cells for name, cells in {TORCH: published, **others}.items() if cells}
+    sheets = [_parts(published, timed), _cpu(timed), _problems(torch_cells)]
     if compared.keys() - {TORCH}:
         sentences.append(_libraries(compared))
         sheets.append(_frameworks(compared))
     return FieldReport(
         name="conv2d-devices",
-        title="One convolution over 1 to N devices, every part timed apart",
+        title="One convolution on 1 to N devices, with every part timed",
         published_setup=sheets_module.CONV2D_SETUP,
         sentences=tuple(sentence for sentence in sentences if sentence),
         sheets=tuple(sheets),
@@ -105,16 +104,16 @@ def _fastest_end_to_end(timed: dict[str, PartTiming]) -> PartTiming | None:
     return None
 
 
-def _parts(plain: dict[int, CellResult], timed: dict[int, dict[str, PartTiming]]) -> Sheet:
+def _parts(published: dict[int, CellResult], timed: dict[int, dict[str, PartTiming]]) -> Sheet:
     reported = range(1, 1 + len(sheets_module.CONV2D_MS["V100"]))
-    counts = sorted({*reported, *plain})
+    counts = sorted({*reported, *published})
     rows = SheetBuilder("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
     for card, values in sheets_module.CONV2D_MS.items():
         known = dict(zip(reported, values, strict=True))
         rows.add(
             text_entry(f"then: {card}, one call"), *(number_entry(known.get(n)) for n in counts)
         )
-    failed = {n: result for n, result in plain.items() if not result.succeeded}
+    failed = {n: result for n, result in published.items() if not result.succeeded}
     names = dict.fromkeys(n for one in timed.values() for n, t in one.items() if not t.baseline)
     for name in names:
         found = {n: one[name] for n, one in timed.items() if name in one}
@@ -150,8 +149,8 @@ def _baselines(timed: dict[int, dict[str, PartTiming]]) -> dict[str, PartTiming]
     return found
 
 
-def _problems(mine: Sequence[CellResult]) -> Sheet:
-    counts = device_counts(mine)
+def _problems(torch_cells: Sequence[CellResult]) -> Sheet:
+    counts = device_counts(torch_cells)
     heads = [
         "filter",
         "channels",
@@ -160,11 +159,11 @@ def _problems(mine: Sequence[CellResult]) -> Sheet:
         *(f"{pluralize(n, 'device')} [ms]" for n in counts),
     ]
     rows = SheetBuilder(
-        "Larger filters, more channels, and the copy alone", [*heads, "most / 1 device"]
+        "Larger filters, more channels, and copies only", [*heads, "most / 1 device"]
     )
-    for width, channels, copied, images in dict.fromkeys(map(_problem_and_images, mine)):
+    for width, channels, copied, images in dict.fromkeys(map(_problem_and_images, torch_cells)):
         at = _by_devices(
-            [r for r in mine if _problem_and_images(r) == (width, channels, copied, images)]
+            [r for r in torch_cells if _problem_and_images(r) == (width, channels, copied, images)]
         )
         whole = {n: _fastest_end_to_end(_timed(result)) for n, result in at.items()}
         what = "copy there and back" if copied else "end to end"
@@ -173,8 +172,10 @@ def _problems(mine: Sequence[CellResult]) -> Sheet:
     return rows.build()
 
 
-def _same_problem(found: Sequence[CellResult], plain: dict[int, CellResult]) -> list[CellResult]:
-    known = {(result.cell.first.workload, result.batch) for result in plain.values()}
+def _same_problem(
+    found: Sequence[CellResult], published: dict[int, CellResult]
+) -> list[CellResult]:
+    known = {(result.cell.first.workload, result.batch) for result in published.values()}
     return [r for r in found if not known or (r.cell.first.workload, r.batch) in known]
 
 
@@ -203,9 +204,9 @@ def _libraries(compared: dict[str, dict[int, CellResult]]) -> str:
     whole = {
         name: _fastest_end_to_end(_timed(cells[min(common)])) for name, cells in compared.items()
     }
-    said = [f"{format_number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
+    times = [f"{format_number(way.ms.value)} ms in {name}" for name, way in whole.items() if way]
     fewest = pluralize(min(common), "device")
-    return f"End to end on {fewest} takes {join_words(said)}." if len(said) > 1 else ""
+    return f"End to end on {fewest} takes {join_words(times)}." if len(times) > 1 else ""
 
 
 def _time(rows: SheetBuilder, result: CellResult | None, whole: PartTiming | None) -> SheetEntry:
@@ -237,7 +238,7 @@ def _first_call_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
         return ""
     n, first, later = known[0]
     ratio = first / later
-    verdict = ": one timed call measures the start" if ratio >= FIRST_CALL_RATIO else ""
+    verdict = "; a single timed call mostly measures the start" if ratio >= FIRST_CALL_RATIO else ""
     return (
         f"On {pluralize(n, 'device')} the first call takes {format_number(first)} ms, {format_number(ratio)}× a "
         f"later one ({format_number(later)} ms){verdict}."
@@ -248,8 +249,12 @@ def _scaling(timed: dict[int, dict[str, PartTiming]]) -> str:
     whole = _ratio({n: _fastest_end_to_end(one) for n, one in timed.items()})
     if whole is None:
         return ""
-    alone = _ratio({n: one.get("convolution, warm cache") for n, one in timed.items()})
-    more = f", the convolution without its copies {format_ratio(alone[1])}" if alone else ""
+    convolution = _ratio({n: one.get("convolution, warm cache") for n, one in timed.items()})
+    more = (
+        f", the convolution without its copies {format_ratio(convolution[1])}"
+        if convolution
+        else ""
+    )
     return f"{pluralize(whole[0], 'device')} are {format_ratio(whole[1])} as fast as one end to end{more}."
 
 
@@ -263,7 +268,7 @@ def _copy_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
             shares.append(f"{share} on {pluralize(n, 'device')}")
     if not shares:
         return ""
-    return f"A copy there and back alone takes {join_words(shares)} of the time end to end."
+    return f"Copying to the device and back takes {join_words(shares)} of the time end to end."
 
 
 def _peer(timed: dict[int, dict[str, PartTiming]]) -> str:
@@ -273,21 +278,21 @@ def _peer(timed: dict[int, dict[str, PartTiming]]) -> str:
     best = min(peers.values(), key=lambda timing: timing.ms.value)
     ratio = best.ms.value / whole.ms.value
     verdict = (
-        f"{format_number(ratio)}× as long as"
+        f"{format_number(ratio)}× the time of"
         if ratio >= 1
-        else f"{format_number(1 / ratio)}× less than"
+        else f"{format_ratio(ratio)} the time of"
     )
     return f"{best.part} takes {format_number(best.ms.value)} ms, {verdict} one device end to end."
 
 
-def _larger_problem_sentence(mine: Sequence[CellResult]) -> str:
+def _larger_problem_sentence(torch_cells: Sequence[CellResult]) -> str:
     gains = []
-    for posed in dict.fromkeys(map(_problem_and_images, mine)):
+    for posed in dict.fromkeys(map(_problem_and_images, torch_cells)):
         width, channels, copied, _ = posed
-        at = _by_devices([r for r in mine if _problem_and_images(r) == posed])
+        at = _by_devices([r for r in torch_cells if _problem_and_images(r) == posed])
         ratio = _ratio({n: _fastest_end_to_end(_timed(result)) for n, result in at.items()})
         if ratio and not copied and (width, channels) != (3, 1):
             gains.append(
                 f"{format_ratio(ratio[1])} at filter {width} and {pluralize(channels, 'channel')}"
             )
-    return f"With more work per image the same ratio is {join_words(gains)}." if gains else ""
+    return f"With more work per image the ratio is {join_words(gains)}." if gains else ""

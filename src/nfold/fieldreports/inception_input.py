@@ -1,4 +1,4 @@
-"""Field report 3: images distorted on the CPU or on the device."""
+"""Field report 3: image distortion on the CPU or on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nfold.fieldreports.sheets import (
 
 
 def inception_report(found: Sequence[CellResult]) -> FieldReport:
-    """Images/s and s/batch by place of the distortion, then and now."""
+    """Build the table of images/s and s/batch by device of the distortion."""
     mine = select_workloads(found, "inception_v3")
     groups = group_by_batch(mine)
     sentences = [*_placements(mine, groups), *_scalings(mine, groups)]

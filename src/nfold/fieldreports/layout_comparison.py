@@ -36,14 +36,12 @@ HEADS = (
     "first / last",
 )
 
-LayoutPair = dict[str, CellResult]
-"""Two cells that differ in their layout alone, by layout."""
-LayoutComparison = tuple[LayoutPair, Interval | None]
-"""Both, and their ratio where both were timed."""
+LayoutPair = dict[str, CellResult]  # two cells that differ in their layout only, by layout
+LayoutComparison = tuple[LayoutPair, Interval | None]  # a pair and its ratio, if both were timed
 
 
 def layout_report(found: Sequence[CellResult]) -> FieldReport:
-    """Images/s of both layouts and their ratio, by model, framework, precision and devices."""
+    """Build the table of images/s of both layouts and their ratio."""
     pairs = [(pair, _ratio(pair)) for pair in _pairs(select_workloads(found, *MODEL_ORDER))]
     return FieldReport(
         name="layout",
@@ -107,14 +105,14 @@ def _sentences(pairs: Sequence[LayoutComparison]) -> list[str]:
     known.sort(key=lambda one: one[1].value)
     sides = [_side(ratio) for _, ratio in known]
     won = f"{CHANNELS_LAST} is faster in {sides.count(-1)}, {CHANNELS_FIRST} in {sides.count(1)}"
-    open_ = sides.count(0)
-    said = [f"Of {pluralize(len(known), 'pair')} {won}; in {open_} they are not told apart."]
+    undecided = sides.count(0)
+    sentences = [f"Of {pluralize(len(known), 'pair')} {won}; {undecided} are within the noise."]
     ends = [known[0], known[-1]] if len(known) > 1 else [known[0]]
-    said += [
+    sentences += [
         f"{_place(pair)}: {CHANNELS_FIRST} is {_format_layout_ratio(ratio)} {CHANNELS_LAST}."
         for pair, ratio in ends
     ]
-    return said
+    return sentences
 
 
 def _side(ratio: Interval) -> int:

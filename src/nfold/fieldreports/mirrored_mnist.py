@@ -1,4 +1,4 @@
-"""Field report 2: one strategy object on one device and on several, and what became of it."""
+"""Field report 2: the MNIST tutorial with MirroredStrategy on one device and several."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADS = (
 
 
 def mnist_report(found: Sequence[CellResult]) -> FieldReport:
-    """Accuracy and time by framework, kind of data set, devices and batch per device."""
+    """Build the table of accuracy and time by framework, input, devices and batch per device."""
     mine = sorted(select_workloads(found, "mnist"), key=_order)
     sentences = [*_frameworks(mine), *_accuracies(mine)]
     return FieldReport(
@@ -97,8 +97,7 @@ def _speedup(result: CellResult) -> SheetEntry:
     if result.comparison is None:
         return BLANK_ENTRY
     return SheetEntry(
-        text=f"{format_ratio(result.comparison.speedup.value)}",
-        value=result.comparison.speedup,
+        text=f"{format_ratio(result.comparison.speedup.value)}", value=result.comparison.speedup
     )
 
 
@@ -126,13 +125,13 @@ def _scaling(name: str, own: Sequence[CellResult]) -> str:
     most = max(result.devices for result in compared)
     batches = {r.batch for r in own if r.devices == 1}
     chosen = sorted((r for r in compared if r.devices == most), key=lambda r: r.batch)
-    said = []
+    speedups = []
     for result in chosen:
         assert result.comparison is not None
         each = f"{result.batch // result.devices} per device"
-        kept = "the batch as it was" if result.batch in batches else "one device's batch each"
-        said.append(f"{format_ratio(result.comparison.speedup.value)} at {each} ({kept})")
-    return f"{name}: {pluralize(most, 'device')} do the images of one {join_words(said)}."
+        kept = "same global batch" if result.batch in batches else "same batch per device"
+        speedups.append(f"{format_ratio(result.comparison.speedup.value)} at {each} ({kept})")
+    return f"{name}: {pluralize(most, 'device')} give a speedup of {join_words(speedups)}."
 
 
 def _accuracies(mine: Sequence[CellResult]) -> list[str]:

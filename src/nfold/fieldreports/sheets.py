@@ -1,4 +1,4 @@
-"""What a field report's page is made of: tables of entries, sentences, and the same as JSON."""
+"""Tables, sentences and JSON of a field report, and the numbers of the published reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER = (int, float, Interval)
 
 @dataclass(frozen=True, kw_only=True)
 class SheetEntry:
-    """What stands in one place of a table; ``value`` is its number, where the text rounds one."""
+    """A table cell; ``value`` is the unrounded number."""
 
     text: str
     value: Any = None
@@ -35,7 +35,7 @@ class SheetEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """One table of a field report; every row has an entry for each of ``heads``."""
+    """One table of a field report; every row has an entry per head."""
 
     title: str
     heads: tuple[str, ...]
@@ -49,16 +49,16 @@ class Sheet:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns hold one number an entry: they stand on the right."""
+        """Which columns hold numbers, to be right-aligned."""
         columns = zip(*self.rows, strict=True)
         return [any(isinstance(e.value, _NUMBER) for e in column) for column in columns]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FieldReport:
-    """A field report's tables with today's numbers, and what these say in computed sentences.
+    """Tables with published and new numbers, and sentences computed from the new ones.
 
-    ``then`` says what the numbers of then were measured with.
+    ``published_setup`` is the hardware and software of the published numbers.
     """
 
     name: str
@@ -68,7 +68,7 @@ class FieldReport:
     sheets: tuple[Sheet, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """``report`` of the versioned JSON: rows by the heads of their columns, unrounded."""
+        """Return ``report`` of the versioned JSON: unrounded rows, by head."""
         return {
             "name": self.name,
             "title": self.title,
@@ -80,13 +80,13 @@ class FieldReport:
 
 def _sheet_json(sheet: Sheet) -> dict[str, Any]:
     rows = [
-        {head: _plain(entry) for head, entry in zip(sheet.heads, row, strict=True)}
+        {head: _json_value(entry) for head, entry in zip(sheet.heads, row, strict=True)}
         for row in sheet.rows
     ]
     return {"title": sheet.title, "rows": rows, "notes": list(sheet.notes)}
 
 
-def _plain(entry: SheetEntry) -> Any:
+def _json_value(entry: SheetEntry) -> Any:
     if entry.value is not None:
         return serialize(entry.value)
     return None if entry.text in ("", NO_NUMBER) else entry.text
@@ -97,7 +97,7 @@ BLANK_ENTRY = SheetEntry(text="")
 
 
 def text_entry(text: object) -> SheetEntry:
-    """A text, or a whole number as it is."""
+    """Return an entry of a text or an integer."""
     whole = isinstance(text, int)
     return SheetEntry(
         text=f"{text:,}" if whole else terminal_safe(str(text)), value=text if whole else None
@@ -105,7 +105,7 @@ def text_entry(text: object) -> SheetEntry:
 
 
 def number_entry(value: float | None, places: int | None = None) -> SheetEntry:
-    """A number, rounded for the eye; nothing where there is none."""
+    """Return an entry of a rounded number, or of no number."""
     return (
         NO_NUMBER_ENTRY
         if value is None
@@ -116,7 +116,7 @@ def number_entry(value: float | None, places: int | None = None) -> SheetEntry:
 def interval_entry(
     interval: Interval | None, places: int | None = None, unit: str = ""
 ) -> SheetEntry:
-    """A number with the half width of its interval."""
+    """Return an entry of a number and the half width of its interval."""
     if interval is None:
         return NO_NUMBER_ENTRY
     spread = format_half_width(interval, places)
@@ -126,7 +126,7 @@ def interval_entry(
 
 @dataclass
 class SheetBuilder:
-    """A sheet while it is made; the reason of a failed cell becomes a note."""
+    """Collects the rows of a sheet; reasons of failures become footnotes."""
 
     title: str
     heads: Sequence[str]
@@ -134,12 +134,12 @@ class SheetBuilder:
     _notes: Footnotes = field(default_factory=Footnotes)
 
     def add(self, *entries: SheetEntry) -> None:
-        """One row; the places that are left out at its end are blank."""
+        """Add a row; missing entries at its end are blank."""
         missing = len(self.heads) - len(entries)
         self._rows.append((*entries, *[BLANK_ENTRY] * missing))
 
     def failure_entry(self, result: CellResult) -> SheetEntry:
-        """Stands where a cell has no number: its status, and a note with the reason."""
+        """Return the status of a failed cell, with its cause as a footnote."""
         worst = result.cell.first_failed_or_first
         cause = failure_location(worst)
         mark = superscript((self._notes.mark(cause),)) if worst.cause else ""
@@ -149,7 +149,6 @@ class SheetBuilder:
         )
 
     def build(self) -> Sheet:
-        """The finished table."""
         marked = [f"{superscript((k,))} {t}" for k, t in enumerate(self._notes.texts, start=1)]
         return Sheet(
             title=self.title, heads=tuple(self.heads), rows=tuple(self._rows), notes=tuple(marked)
@@ -157,24 +156,24 @@ class SheetBuilder:
 
 
 def select_workloads(found: Iterable[CellResult], *names: str) -> list[CellResult]:
-    """The cells of some workloads, whatever their parameters."""
+    """Return the cells of some workloads, with any parameters."""
     return [result for result in found if result.cell.first.workload.name in names]
 
 
 def workload_parameters(result: CellResult) -> Parameters:
-    """The workload's parameters that are not at their defaults."""
+    """Return the workload's parameters that differ from their defaults."""
     return dict(result.cell.first.workload.parameters)
 
 
 def device_counts(found: Iterable[CellResult]) -> list[int]:
-    """How many devices there are cells of."""
+    """Return the device counts of cells, sorted."""
     return sorted({result.devices for result in found})
 
 
 def differing_axes(found: Sequence[CellResult]) -> list[str]:
-    """The axes that differ between cells of the same framework.
+    """Return the axes that differ between cells of the same framework.
 
-    What a framework alone decides (its own layout, its own way to run a step) needs no word.
+    Axes that follow from the framework are not among them.
     """
     frameworks = dict.fromkeys(result.plan.framework for result in found)
     groups = [[r.cell for r in found if r.plan.framework == name] for name in frameworks]
@@ -183,7 +182,7 @@ def differing_axes(found: Sequence[CellResult]) -> list[str]:
 
 
 def differing_self_explanatory_axes(found: Sequence[CellResult]) -> list[str]:
-    """Those of them whose values say what they are."""
+    """Return the differing axes whose values explain themselves."""
     return [
         a
         for a in differing_axes(found)
@@ -191,30 +190,30 @@ def differing_self_explanatory_axes(found: Sequence[CellResult]) -> list[str]:
     ]
 
 
+# axes that may differ within a group
 GROUP_DIFFERENCES = ("devices", "batch", *cell_labels.DEVICE_DEPENDENT_AXES)
-"""Axes that may differ within a group; of the batch, only as the groups are made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceGroup:
-    """Cells by their number of devices. ``batch`` is the global one, or said to be a device's."""
+    """Cells by device count. ``batch`` is global, or named as per device."""
 
     cells: dict[int, CellResult]
     batch: str
 
     @property
     def smallest(self) -> CellResult:
-        """The cell on the fewest devices."""
+        """The cell with the fewest devices."""
         return self.cells[min(self.cells)]
 
     @property
     def largest(self) -> CellResult:
-        """The cell on the most devices."""
+        """The cell with the most devices."""
         return self.cells[max(self.cells)]
 
 
 def group_by_batch(found: Sequence[CellResult]) -> list[DeviceGroup]:
-    """Groups of one global batch; where each of those has one cell, of one batch a device."""
+    """Group cells by global batch; or by batch per device, if each global batch has one cell."""
     alike: dict[tuple[Any, ...], list[CellResult]] = defaultdict(list)
     for result in sorted(found, key=lambda r: r.devices):
         alike[_kind(result)].append(result)
@@ -243,21 +242,18 @@ def _by(keyed: Sequence[tuple[int, CellResult]]) -> dict[int, dict[int, CellResu
     return dict(sorted(groups.items()))
 
 
-# What the five field reports of 2016 to 2019 measured: facts, nothing else.
-#
-# Milliseconds, seconds, images per second and fractions as they were published.
+# Numbers of the five field reports of 2016 to 2019, as published.
 
 CONV2D_SETUP = (
     "TensorFlow 1 on K80 and V100 cards, 12 virtual cores; 840 images of 100 × 100, filter 3 × 3, "
     "one timed call without warm-up"
 )
+# one timed call on 1 to 8 GPUs, by card
 CONV2D_MS = {
     "V100": (14897.8, 4328.1, 5645.4, 684.2, 744.7, 731.5, 726.5, 721.6),
     "K80": (3248.4, 3380.7, 3837.3, 690.7, 691.7, 588.1, 581.1, 647.2),
 }
-"""By card: the one timed call on 1 to 8 GPUs."""
-CONVOLVE2D_MS = 222.0
-"""scipy.signal.convolve2d in a loop on one core, ± 4."""
+CONVOLVE2D_MS = 222.0  # scipy.signal.convolve2d in a loop on one core, ± 4
 
 MNIST_SETUP = "TensorFlow 1 Estimator with MirroredStrategy on GTX 1080 cards, 10,000 steps"
 MNIST_STEPS = 10_000
@@ -265,7 +261,7 @@ MNIST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class MirroredRun:
-    """One row of the MirroredStrategy report."""
+    """One row of the published MirroredStrategy report."""
 
     devices: int
     batch_per_device: int
@@ -276,13 +272,13 @@ class MirroredRun:
 MNIST_ROWS = (MirroredRun(1, 100, 0.9511, 68.0), MirroredRun(2, 50, 0.9515, 90.6))
 
 INCEPTION_SETUP = "TensorFlow 1 on two Titan X cards, December 2016, batch 32"
+# examples/s and s/batch (minimum, maximum), by device of the distortion and GPUs
 INCEPTION_RATES = {
     ("cpu", 1): ((44.6, 45.2), (0.71, 0.71)),
     ("cpu", 2): ((38.8, 42.3), (0.77, 0.82)),
     ("device", 1): ((69.2, 69.6), (0.46, 0.46)),
     ("device", 2): ((88.7, 108.9), (0.29, 0.36)),
 }
-"""By place of the distortion and GPUs: examples/s and s/batch, each from and to."""
 
 CIFAR_SETUP = "PyTorch 1.1, nn.DataParallel on two RTX 2080 Ti cards, 2019, float32, 100 epochs"
 CIFAR_EPOCHS = 100
@@ -290,7 +286,7 @@ CIFAR_EPOCHS = 100
 
 @dataclass(frozen=True)
 class EpochTimes:
-    """Seconds of epoch 1, median seconds of the later ones, seconds in all, test accuracy."""
+    """Seconds of epoch 1, median of later epochs, total seconds, test accuracy."""
 
     first_s: float
     later_s: float
@@ -298,30 +294,30 @@ class EpochTimes:
     accuracy: float
 
 
-def _at(hours: int, minutes: int, seconds: int) -> float:
+def _seconds(hours: int, minutes: int, seconds: int) -> float:
     return 3600.0 * hours + 60 * minutes + seconds
 
 
+# By model, global batch and GPUs; None ran out of memory. The Wide ResNet is WRN-28-10.
 CIFAR_CELLS: dict[tuple[str, int, int], EpochTimes | None] = {
-    ("cnn10", 128, 1): EpochTimes(15.86, 13.90, _at(0, 23, 15), 0.8915),
-    ("cnn10", 128, 2): EpochTimes(16.07, 11.92, _at(0, 20, 4), 0.8896),
-    ("cnn10", 256, 1): EpochTimes(12.72, 12.29, _at(0, 20, 28), 0.8900),
-    ("cnn10", 256, 2): EpochTimes(8.96, 9.00, _at(0, 15, 0), 0.8912),
-    ("cnn10", 512, 1): EpochTimes(13.60, 11.33, _at(0, 18, 53), 0.8837),
-    ("cnn10", 512, 2): EpochTimes(8.74, 7.80, _at(0, 13, 1), 0.8816),
-    ("cnn10", 1024, 1): EpochTimes(16.52, 10.93, _at(0, 18, 17), 0.8860),
-    ("cnn10", 1024, 2): EpochTimes(9.52, 7.24, _at(0, 12, 5), 0.8814),
-    ("cnn10", 2048, 1): EpochTimes(15.50, 10.80, _at(0, 18, 3), 0.8639),
-    ("cnn10", 2048, 2): EpochTimes(8.34, 7.05, _at(0, 11, 45), 0.8688),
-    ("wide_resnet", 128, 1): EpochTimes(111.89, 110.42, _at(3, 3, 57), 0.8743),
-    ("wide_resnet", 128, 2): EpochTimes(72.75, 70.58, _at(1, 57, 38), 0.8559),
-    ("wide_resnet", 256, 1): EpochTimes(105.71, 105.47, _at(2, 55, 48), 0.8011),
-    ("wide_resnet", 256, 2): EpochTimes(58.43, 60.83, _at(1, 41, 22), 0.8109),
+    ("cnn10", 128, 1): EpochTimes(15.86, 13.90, _seconds(0, 23, 15), 0.8915),
+    ("cnn10", 128, 2): EpochTimes(16.07, 11.92, _seconds(0, 20, 4), 0.8896),
+    ("cnn10", 256, 1): EpochTimes(12.72, 12.29, _seconds(0, 20, 28), 0.8900),
+    ("cnn10", 256, 2): EpochTimes(8.96, 9.00, _seconds(0, 15, 0), 0.8912),
+    ("cnn10", 512, 1): EpochTimes(13.60, 11.33, _seconds(0, 18, 53), 0.8837),
+    ("cnn10", 512, 2): EpochTimes(8.74, 7.80, _seconds(0, 13, 1), 0.8816),
+    ("cnn10", 1024, 1): EpochTimes(16.52, 10.93, _seconds(0, 18, 17), 0.8860),
+    ("cnn10", 1024, 2): EpochTimes(9.52, 7.24, _seconds(0, 12, 5), 0.8814),
+    ("cnn10", 2048, 1): EpochTimes(15.50, 10.80, _seconds(0, 18, 3), 0.8639),
+    ("cnn10", 2048, 2): EpochTimes(8.34, 7.05, _seconds(0, 11, 45), 0.8688),
+    ("wide_resnet", 128, 1): EpochTimes(111.89, 110.42, _seconds(3, 3, 57), 0.8743),
+    ("wide_resnet", 128, 2): EpochTimes(72.75, 70.58, _seconds(1, 57, 38), 0.8559),
+    ("wide_resnet", 256, 1): EpochTimes(105.71, 105.47, _seconds(2, 55, 48), 0.8011),
+    ("wide_resnet", 256, 2): EpochTimes(58.43, 60.83, _seconds(1, 41, 22), 0.8109),
     ("wide_resnet", 512, 1): None,
-    ("wide_resnet", 512, 2): EpochTimes(59.01, 56.49, _at(1, 34, 14), 0.7695),
+    ("wide_resnet", 512, 2): EpochTimes(59.01, 56.49, _seconds(1, 34, 14), 0.7695),
 }
-"""By model, global batch and GPUs; None ran out of memory. WRN is 28-10."""
 
 LAYOUT_SETUP = "TensorFlow/Keras 1.13.1 on two RTX 2080 Ti cards, 2019, float32"
+# channels_first over channels_last on one GPU, by model
 LAYOUT_GAINS = {"cnn10": "a little under 1.10", "wide_resnet": "a little under 1.05"}
-"""By model on one GPU: channels_first over channels_last."""

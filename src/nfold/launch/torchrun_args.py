@@ -13,9 +13,10 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from nfold.core.device_count import parse_device_count
 from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
-from nfold.core.plan import ALLOWED_VALUES, PLAN_FIELDS, Plan
+from nfold.core.plan import PLAN_FIELDS, Plan
 from nfold.launch.launch_spec import check_positive_seconds
 
 STATIC_PORT = 29500  # torchrun's default of --master-port
@@ -123,19 +124,21 @@ def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the kind of device, or None, and the count: ``cpu:2`` is two CPU devices."""
-    kind, colon, count = (nproc or "").rpartition(":")
+    """Return the device type, or None, and the count of ``--nproc-per-node``.
+
+    The count is a number, or ``gpu``, ``cpu`` or ``auto``.
+    """
+    kind, count = "cpu" if nproc == "cpu" else None, nproc
+    if nproc not in (None, "auto", "cpu", "gpu"):
+        kind, number = parse_device_count(nproc)
+        count = str(number)
     named: str | None = fields.get("device")
-    if nproc == "cpu":
-        kind = "cpu"
-    if colon and kind not in ALLOWED_VALUES["device"]:
-        raise UnknownValue("device", kind, ALLOWED_VALUES["device"])
     if kind and named not in (None, kind):
         raise UsageError(
-            f"--nproc-per-node {nproc} contradicts --plan device={named}: allowed is one kind; next: "
-            "remove --plan device"
+            f"--nproc-per-node {nproc} conflicts with --plan device={named}; next: remove "
+            "--plan device"
         )
-    return kind or named, count if colon else nproc
+    return kind or named, count
 
 
 def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
@@ -145,7 +148,7 @@ def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
         return gpus if device == "cuda" else machine.cores
     if nproc is None and device == "cpu":
         return 1
-    wanted = gpus if nproc in (None, "gpu") else _count(str(nproc))
+    wanted = gpus if nproc in (None, "gpu") else int(nproc)
     if (device == "cuda" and wanted > gpus) or wanted < 1 or (nproc == "gpu" and device == "cpu"):
         raise DevicesMissing(
             f"{wanted or 'all'} GPUs requested, {gpus} exist here; next: "
@@ -153,14 +156,6 @@ def count_processes(nproc: str | None, device: str, machine: Machine) -> int:
             + "--nproc-per-node cpu, or --plan device=cpu"
         )
     return wanted
-
-
-def _count(nproc: str) -> int:
-    if not nproc.isdecimal() or int(nproc) < 1:
-        raise UsageError(
-            f"--nproc-per-node {nproc}: allowed are whole numbers from 1, cpu:2, gpu, cpu, auto"
-        )
-    return int(nproc)
 
 
 def parse_shown_ranks(text: str | None, processes: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The data of every figure: plain rows, no drawing. None where a figure would say nothing."""
+"""The data of every figure as rows; None if a figure has nothing to show."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_LOSS_POINTS = 150
 
 @dataclass(frozen=True, kw_only=True)
 class FigureData:
-    """Rows of a figure. Keys: ``x``, ``y``, ``low``, ``high``, and the series they belong to.
+    """Rows of a figure, with the keys ``x``, ``y``, ``low``, ``high`` and those of their series.
 
-    ``across`` is what x is: ``batch`` (a number) or ``devices`` or ``variant`` (a category).
-    ``colour`` and ``dash`` and ``shape`` name the keys that tell lines apart, None where one
-    is all. ``failed`` rows have no y, but a ``status``.
+    ``x_axis`` is ``batch`` (a number), ``devices`` or ``variant`` (categories). ``colour``, ``dash`` and
+    ``shape`` name the keys that distinguish lines, or are None. ``failed`` rows have a ``status``
+    instead of ``y``.
     """
 
     rows: tuple[FigureRow, ...]
@@ -40,7 +40,7 @@ class FigureData:
     failed: tuple[FigureRow, ...] = ()
 
     def values(self, key: str) -> list[Any]:
-        """The distinct values of a key, in order of the rows."""
+        """Return the distinct values of a key, in order."""
         return list(dict.fromkeys(row[key] for row in (*self.rows, *self.failed)))
 
 
@@ -59,7 +59,7 @@ def _place(cell: Cell, variant: Sequence[str]) -> FigureRow:
 def lines_over_axis(
     found: Sequence[CellResult], number: Callable[[CellResult], Interval | None]
 ) -> FigureData | None:
-    """A number over the batch; with one batch over devices; with one of both over variants."""
+    """Return a number over the batch, or over devices or variants if there is one batch."""
     cells = [result.cell for result in found]
     variant = cell_labels.secondary_axes(cells)
     places = [(result, _place(result.cell, variant)) for result in found]
@@ -111,7 +111,7 @@ def _series(rows: Sequence[FigureRow], across: str) -> dict[str, str | None]:
 
 
 def speedup_lines(found: Sequence[CellResult]) -> FigureData | None:
-    """Speedup over devices, a line per batch and variant, each from its own baseline at one."""
+    """Return the speedup over devices, a line per batch and variant that begins at 1."""
     cells = [result.cell for result in found]
     variant = cell_labels.secondary_axes(cells)
     rows: list[FigureRow] = []
@@ -137,7 +137,7 @@ def speedup_lines(found: Sequence[CellResult]) -> FigureData | None:
 
 
 def loss_lines(found: Sequence[CellResult]) -> FigureData | None:
-    """Training loss over samples seen, a line per cell: its last repeat that has any."""
+    """Return the training loss over samples, a line per cell, of its last successful repeat."""
     cells = [result.cell for result in found]
     variant = cell_labels.secondary_axes(cells)
     rows = [
@@ -158,10 +158,10 @@ def loss_lines(found: Sequence[CellResult]) -> FigureData | None:
 
 
 def _loss_line(cell: Cell) -> list[FigureRow]:
-    told = [m for m in cell.measurements if any(rank.losses for rank in m.ranks)]
-    if not told:
+    with_losses = [m for m in cell.measurements if any(rank.losses for rank in m.ranks)]
+    if not with_losses:
         return []
-    chosen = ([m for m in told if m.status == "ok"] or told)[-1]
+    chosen = ([m for m in with_losses if m.status == "ok"] or with_losses)[-1]
     batch = cell.first.plan.batch or 1
     pairs = [(step * batch, loss) for step, loss in _mean_losses(chosen)]
     line = cell.first.cell
@@ -169,9 +169,9 @@ def _loss_line(cell: Cell) -> list[FigureRow]:
 
 
 def _mean_losses(measurement: Measurement) -> list[tuple[int, float]]:
-    told = [dict(rank.losses) for rank in measurement.ranks if rank.losses]
-    steps = sorted(set.intersection(*(set(one) for one in told)))
-    means = [(step, fmean(one[step] for one in told)) for step in steps]
+    losses = [dict(rank.losses) for rank in measurement.ranks if rank.losses]
+    steps = sorted(set.intersection(*(set(one) for one in losses)))
+    means = [(step, fmean(one[step] for one in losses)) for step in steps]
     return [(step, mean) for step, mean in means if math.isfinite(mean)]
 
 
@@ -179,20 +179,18 @@ def _mean_losses(measurement: Measurement) -> list[tuple[int, float]]:
 #
 # The columns are those of the sampler; an empty cell is a value that the device does not say.
 
-MAX_POINTS = 240
-"""Points of a line: one for about two pixels."""
+MAX_POINTS = 240  # per line, about one per two pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PanelSpec:
-    """A panel: the columns that belong on it (group 1 names the line), and their unit."""
+    """A panel: a pattern of columns (group 1 names the line) and their unit."""
 
     title: str
     columns: str
     line: str
     factor: float = 1.0
-    top: float | None = None
-    """Where the axis ends, where the quantity has an end."""
+    top: float | None = None  # end of the axis, if the quantity has a maximum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +211,7 @@ class TelemetryPanel:
 
     @property
     def lines(self) -> list[str]:
-        """The names of its lines."""
+        """The names of the lines."""
         return list(dict.fromkeys(point.line for point in self.points))
 
 
@@ -222,10 +220,7 @@ GPU_PANELS = (
         title="GPU utilisation [%]", columns=r"gpu(\d+)_utilisation_percent", line="GPU", top=100
     ),
     PanelSpec(
-        title="GPU memory [GiB]",
-        columns=r"gpu(\d+)_memory_used_bytes",
-        line="GPU",
-        factor=2**-30,
+        title="GPU memory [GiB]", columns=r"gpu(\d+)_memory_used_bytes", line="GPU", factor=2**-30
     ),
     PanelSpec(title="GPU power [W]", columns=r"gpu(\d+)_power_w", line="GPU"),
 )
@@ -245,7 +240,7 @@ RANK_PANELS = (
 
 
 def read_panels(path: Path) -> list[TelemetryPanel]:
-    """The panels that a telemetry file fills: per GPU and the host, or the host and its ranks."""
+    """Return the panels of a telemetry file: GPUs and host, or host and ranks."""
     rows = _rows(path)
     times = [row.get("monotonic_s") for row in rows]
     start = min((time for time in times if time is not None), default=0.0)
@@ -256,17 +251,17 @@ def read_panels(path: Path) -> list[TelemetryPanel]:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPanels:
-    """How busy devices and the host's cores were, both in % of what they have."""
+    """The load of the devices and of the cores of the host, in %."""
 
     devices: TelemetryPanel
     host: TelemetryPanel
 
 
 def read_load_panels(path: Path, cores_per_device: int | None = None) -> LoadPanels | None:
-    """The load of the devices beside that of the host, None where the file lacks one of them.
+    """Return the load of the devices and of the host, or None if one is missing.
 
-    Of CPU devices the load is a rank's with its loader workers, in % of the device's own cores,
-    ``cores_per_device``.
+    The load of a CPU device is the load of its rank with the loader workers, in % of the device's
+    ``cores_per_device`` cores.
     """
     rows = _rows(path)
     times = [row.get("monotonic_s") for row in rows]
@@ -280,7 +275,7 @@ def read_load_panels(path: Path, cores_per_device: int | None = None) -> LoadPan
 
 
 def timed_span(path: Path, measurement: Measurement) -> tuple[float, float] | None:
-    """Seconds from the start of the telemetry in which windows were timed, None without any."""
+    """Return the seconds from the start of the telemetry between which windows were timed."""
     windows = [window for rank in measurement.ranks for window in rank.windows]
     times = [t for row in _rows(path) if (t := row.get("monotonic_s")) is not None]
     if not windows or not times:
@@ -326,7 +321,7 @@ def _line(
 def thin_points(
     points: Sequence[tuple[float, float]], most: int = MAX_POINTS
 ) -> list[tuple[float, float]]:
-    """At most ``most`` points: means over neighbours, so that nothing is picked by chance."""
+    """Return at most ``most`` points, each a mean over neighbours."""
     if len(points) <= most:
         return list(points)
     edges = [k * len(points) // most for k in range(most + 1)]

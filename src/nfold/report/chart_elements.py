@@ -1,8 +1,7 @@
-"""The colours of figures, in light and dark, and the size that every figure has.
+"""Colours, size, legends and axes of all figures.
 
-Series: Okabe and Ito's palette, told apart with any colour vision, after a grey for what the
-others are compared with. A figure is drawn once, in the light colours; the page's style sheet
-exchanges them for the dark ones where the reader prefers those.
+The palette is Okabe and Ito's, safe for colour-blind readers, after a grey for baselines. A figure is
+drawn once in light colours; the style sheet of the page replaces them on dark screens.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ PAPER = "#ffffff"
 
 SERIES = ("#75757f", "#0072b2", "#d55e00", "#009e73", "#b5589a", "#8a6d00", "#3a9bd1", "#7a4fb0")
 
+# every light colour and its replacement on a dark page
 DARK_COLOURS = {
     TEXT: "#d6d6dc",
     MUTED: "#9b9ba6",
@@ -43,7 +43,6 @@ DARK_COLOURS = {
     SERIES[6]: "#8fd0f5",
     SERIES[7]: "#b394e0",
 }
-"""Every colour of a figure and what it becomes on a dark page."""
 
 DASHES = ((1, 0), (5, 3), (1.5, 2.5), (8, 3, 1.5, 3), (3, 1.5), (10, 4))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
@@ -55,16 +54,12 @@ FONT_SIZE = 12
 
 
 def cycle_colours(colours: Sequence[str], many: int) -> list[str]:
-    """As many colours as there are series, from the first on again where they do not last."""
+    """Return ``many`` colours, repeating if there are too few."""
     return [colours[k % len(colours)] for k in range(many)]
 
 
-# What the marks of a figure stand for, as entries that the page writes under its title.
-#
-# Not the chart's own legend: the page's wraps on a narrow screen and is read out as text.
-
-MAX_DIRECT_LABELS = 6
-"""So many lines are named at their ends; more, or of several kinds, get a legend."""
+# The page draws legends, not Vega: they wrap on a narrow screen, and screen readers read them.
+MAX_DIRECT_LABELS = 6  # more lines, or lines of several kinds, get a legend
 
 SHAPE_PATHS = {
     "circle": "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0",
@@ -78,23 +73,22 @@ SHAPE_PATHS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LegendEntry:
-    """One entry: a line with its dashes, or a mark with its outline."""
+    """A line with its dashes, or a mark: ``path`` is an SVG path around (0, 0)."""
 
     label: str
     colour: str = MUTED
     dash: str = ""
     path: str = ""
-    """Of an SVG path around (0, 0); empty for a line."""
 
 
 def uses_direct_labels(data: FigureData) -> bool:
-    """Whether lines are named at their ends: a few, told apart by colour alone."""
+    """Return whether lines are labelled at their ends: a few, distinguished by colour alone."""
     named = data.colour is not None and data.dash is None and data.shape is None
     return named and len(data.values(str(data.colour))) <= MAX_DIRECT_LABELS
 
 
 def line_legend(data: FigureData) -> tuple[LegendEntry, ...]:
-    """The entries of lines that are not named directly: colours, then dashes, then shapes."""
+    """Return the legend of lines without direct labels: colours, then dashes, then shapes."""
     if data.colour is None and data.dash is None and data.shape is None:
         return ()
     return () if uses_direct_labels(data) else (*_colours(data), *_dashes(data), *_shapes(data))
@@ -126,7 +120,7 @@ def _shapes(data: FigureData) -> list[LegendEntry]:
 
 
 def shape_names(data: FigureData) -> list[str]:
-    """The strategies in the order of their shapes, the same in every figure."""
+    """Return the strategies in the order of their shapes, the same in every figure."""
     found = set(data.values(data.shape)) if data.shape else set()
     return [name for name in ALLOWED_VALUES["strategy"] if name == "single" or name in found]
 
@@ -134,7 +128,7 @@ def shape_names(data: FigureData) -> list[str]:
 def mark_legend(
     names: Sequence[str], colours: Sequence[str], shape: str
 ) -> tuple[LegendEntry, ...]:
-    """Entries of marks of one outline in several colours; none for a single one."""
+    """Return the legend of marks of one shape in several colours; empty for a single one."""
     pairs = zip(names, colours, strict=True)
     entries = [
         LegendEntry(label=name, colour=colour, path=SHAPE_PATHS[shape]) for name, colour in pairs
@@ -143,34 +137,32 @@ def mark_legend(
 
 
 def stroke_legend(names: Sequence[str], colours: Sequence[str]) -> tuple[LegendEntry, ...]:
-    """Entries of solid lines; none for a single one."""
+    """Return the legend of solid lines; empty for a single one."""
     pairs = zip(names, colours, strict=True)
     entries = [LegendEntry(label=name, colour=colour) for name, colour in pairs]
     return tuple(entries) if len(entries) > 1 else ()
 
 
-LABEL_WIDTH = 84
-"""Pixels on the right for the names of lines."""
-MIN_LABEL_GAP = 0.075
-"""Least distance of two names, as a fraction of the axis."""
+LABEL_WIDTH = 84  # pixels on the right for the names of lines
+MIN_LABEL_GAP = 0.075  # minimum distance of two names, as a fraction of the axis
+# ``20k`` from a thousand on, digits below
 AXIS_LABEL_FORMAT = "datum.value >= 1000 ? format(datum.value, '~s') : format(datum.value, '~g')"
-"""Labels of an axis: ``20k`` from a thousand on, plain digits below."""
 
 
 def base_chart(rows: Sequence[FigureRow]) -> Any:
-    """An empty chart of these rows."""
+    """Return an empty chart of these rows."""
     data: Any = alt.Data
     return alt.Chart(data(values=list(rows)))
 
 
 def apply_size_and_style(chart: Any, height: int = HEIGHT) -> Any:
-    """The chart at the size and in the type of all figures."""
+    """Return the chart with the size and style of all figures."""
     fitted = alt.AutoSizeParams(type="fit", contains="padding")
     return apply_style(chart.properties(width=WIDTH, height=height, autosize=fitted))
 
 
 def apply_style(chart: Any) -> Any:
-    """The chart in the type and the greys of all figures."""
+    """Return the chart with the fonts and greys of all figures."""
     return (
         chart.properties(background="transparent")
         .configure(font=FONT, aria=False, padding={"left": 2, "right": 4, "top": 6, "bottom": 2})
@@ -195,7 +187,7 @@ def apply_style(chart: Any) -> Any:
 
 
 def line_chart(data: FigureData, *, x: Any, top: float, error_bars: bool = True) -> Any:
-    """Lines with points and error bars, named at their ends where they are few."""
+    """Return lines with points and error bars, labelled at their ends if they are few."""
     rows = list(data.rows)
     direct = uses_direct_labels(data)
     place = with_label_room(x) if direct else x
@@ -210,13 +202,13 @@ def line_chart(data: FigureData, *, x: Any, top: float, error_bars: bool = True)
 
 
 def zero_based_axis(top: float) -> Any:
-    """The y axis from zero to ``top``."""
+    """Return a y axis from zero to ``top``."""
     axis = alt.Axis(labelExpr=AXIS_LABEL_FORMAT, tickCount=5, domain=False, ticks=False)
     return alt.Y("y:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top], nice=False))
 
 
 def with_label_room(x: Any) -> Any:
-    """The x axis with room on its right for the names of lines."""
+    """Return the x axis with room on its right for the names of lines."""
     scale = x.scale.to_dict() if hasattr(x.scale, "to_dict") else {}
     place = {"range": [0, {"expr": f"width - {LABEL_WIDTH}"}]}
     made = x.copy()
@@ -225,7 +217,7 @@ def with_label_room(x: Any) -> Any:
 
 
 def line_encodings(data: FigureData) -> dict[str, Any]:
-    """Colour and dashes of lines; one colour where nothing tells them apart."""
+    """Return colour and dashes of lines."""
     found: dict[str, Any] = {"color": alt.value(SERIES[1])}
     if data.colour is not None:
         names = data.values(data.colour)
@@ -242,7 +234,7 @@ def line_encodings(data: FigureData) -> dict[str, Any]:
 
 
 def colour_encoding(key: str, names: Sequence[str], colours: Sequence[str]) -> Any:
-    """The colour of each name."""
+    """Return the colour of each name."""
     scale = alt.Scale(domain=list(names), range=list(colours))
     return alt.Color(f"{key}:N", scale=scale, legend=None)
 
@@ -272,7 +264,7 @@ def _names(data: FigureData, x: Any, top: float) -> Any:
 
 
 def spread_values(values: Sequence[float], gap: float) -> list[float]:
-    """The values moved as little as it takes, upwards, so that none is closer than ``gap``."""
+    """Move values upwards as little as possible until none is closer than ``gap``."""
     order = sorted(range(len(values)), key=lambda k: values[k])
     moved = list(values)
     for below, above in pairwise(order):
@@ -281,20 +273,20 @@ def spread_values(values: Sequence[float], gap: float) -> list[float]:
 
 
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
+# other elements are removed
 ALLOWED_ELEMENTS = frozenset(
     {"svg", "g", "path", "rect", "line", "text", "tspan", "title", "defs", "clipPath"}
 )
-"""Elements that a figure needs; any other is dropped."""
 DROPPED_ATTRIBUTES = frozenset(
     {"style", "class", "role", "pointer-events", "width", "height", "version"}
 )
 
 
 def render_svg(chart: Any, *, name: str, description: str) -> str:
-    """The chart as an SVG element.
+    """Return the chart as an SVG element.
 
-    ``name`` makes its ids unique on the page; ``description`` is what a screen reader says.
-    Only known elements and attributes stay, whatever text the data holds.
+    ``name`` makes its ids unique on the page; ``description`` is for screen readers. Only known
+    elements and attributes are kept, whatever text the data contains.
     """
     drawn = vl_convert.vegalite_to_svg(chart.to_dict(validate=False))
     root = ElementTree.fromstring(drawn)  # noqa: S314  # our own drawing, not a stranger's file

@@ -1,4 +1,4 @@
-"""The report as CSV: one row a cell with unrounded numbers, and one a part of an operation."""
+"""The report as CSV (unrounded), Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ CsvRow = dict[str, Any]
 
 
 def cells_csv(sections: Sequence[ReportSection]) -> str:
-    """One row a cell: its plan, its status, and every number with its interval.
+    """Return one CSV row per cell: plan, status, and every number with its interval.
 
-    Units are in the names; a number that a cell does not have is empty.
+    Column names have the units; missing numbers are empty.
     """
-    return _written([_cell(section, r) for section in sections for r in section.results])
+    return _write_rows([_cell(section, r) for section in sections for r in section.results])
 
 
 def part_timings_csv(sections: Sequence[ReportSection]) -> str:
-    """One row for each part and column of the tables of parts; empty where there is none."""
+    """Return one CSV row per part of an operation and device count; empty without timings."""
     rows = [
         {
             "workload": section.workload,
@@ -51,7 +51,7 @@ def part_timings_csv(sections: Sequence[ReportSection]) -> str:
         for section in sections
         for timing in part_timings(section.results)
     ]
-    return _written(rows) if rows else ""
+    return _write_rows(rows) if rows else ""
 
 
 def _cell(section: ReportSection, result: CellResult) -> CsvRow:
@@ -94,7 +94,7 @@ def _interval(name: str, interval: Interval | None) -> CsvRow:
     return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def _written(rows: Sequence[CsvRow]) -> str:
+def _write_rows(rows: Sequence[CsvRow]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -113,17 +113,17 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!])")
 
 
 def report_markdown(sections: Sequence[ReportSection], field: FieldReport | None = None) -> str:
-    """The field report, if there is one, and all sections: headline, tables and their notes."""
+    """Return the field report, if any, and all sections as Markdown."""
     blocks = [] if field is None else _field_blocks(field)
     blocks += [block for section in sections for block in _blocks(section)]
     return "\n\n".join(blocks) + "\n"
 
 
 def _field_blocks(field: FieldReport) -> list[str]:
-    said = " ".join(field.sentences)
+    sentences = " ".join(field.sentences)
     blocks = [
         f"# {escape_markdown(field.title)}",
-        f"**{escape_markdown(said)}**" if said else "",
+        f"**{escape_markdown(sentences)}**" if sentences else "",
         f"Then: {escape_markdown(field.published_setup)}.",
     ]
     for sheet in field.sheets:
@@ -140,7 +140,7 @@ def _blocks(section: ReportSection) -> list[str]:
     blocks = [
         f"## {escape_markdown(section.workload)} on {machine}",
         f"**{escape_markdown(' '.join(headline_sentences(section.results, timings)))}**",
-        f"In all cells: {escape_markdown(tables.shared_text(made.shared))}." if made.shared else "",
+        f"All cells: {escape_markdown(tables.shared_text(made.shared))}." if made.shared else "",
         pipe_table(*tables.flatten_table(made)),
         _notes(made.notes),
     ]
@@ -162,7 +162,7 @@ def _notes(notes: Sequence[str]) -> str:
 def pipe_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] | None = None
 ) -> str:
-    """A table in GitHub's form, ``numbers`` on the right: all columns but the first unless told."""
+    """Return a GitHub table; ``numbers`` are right-aligned, by default all but the first column."""
     right = heads[1:] if numbers is None else numbers
     rule = ["---:" if head in right else "---" for head in heads]
     lines = [
@@ -174,16 +174,15 @@ def pipe_table(
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` as itself: nothing in it is markup, HTML or a line break."""
+    """Escape markup, HTML and line breaks."""
     return _SPECIAL.sub(r"\\\1", terminal_safe(text))
 
 
 def measurements_document(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """``{"schema", "machine", "machines", "measurements", "comparisons"}`` as plain JSON values.
+    """Return ``{"schema", "machine", "machines", "measurements", "comparisons"}`` for JSON.
 
-    ``machine`` is the newest measurement's, None without any; ``machines`` holds every one by
-    its id, and each measurement names its own. What is not a number (a diverged loss) is null,
-    because JSON has no NaN.
+    ``machine`` is the machine of the newest measurement, or None; ``machines`` are all machines by
+    id. Values that are not finite (a diverged loss) become null.
     """
     found = {
         "schema": JSON_SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The figures of a section, drawn: each an SVG with its title and what it shows."""
+"""The figures of a section as SVG, with titles and notes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FAILURE_NOTE = "A cross on the axis is a cell without a result."
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A drawn chart; ``svg`` is safe to stand in a page as it is."""
+    """A drawn chart. ``svg`` is sanitised."""
 
     title: str
     svg: str
@@ -55,7 +55,7 @@ class Figure:
 
 @dataclass
 class FigureRenderer:
-    """Draws the figures of one section, each under a name of its own."""
+    """Renders the figures of one section with unique names."""
 
     prefix: str
     count: int = 0
@@ -63,7 +63,6 @@ class FigureRenderer:
     def render(
         self, chart: Any, title: str, note: str = "", legend: tuple[LegendEntry, ...] = ()
     ) -> Figure:
-        """One figure."""
         self.count += 1
         name = f"{self.prefix}-{self.count}"
         drawn = chart_elements.render_svg(chart, name=name, description=f"{title}. {note}".strip())
@@ -73,17 +72,17 @@ class FigureRenderer:
 def section_figures(
     section: ReportSection, timings: Sequence[PartTiming], prefix: str
 ) -> list[Figure]:
-    """Throughput, training time, speedup, an operation's parts and losses, as far as there are."""
+    """Draw throughput, training time, speedup, parts of an operation and losses, if measured."""
     drawing = FigureRenderer(prefix)
     found = section.results
-    made = [
+    drawn = [
         _over_axis(drawing, found, _rate, "images/s"),
         _over_axis(drawing, found, _training, _training_title(found)),
         _speedups(drawing, found),
         _parts(drawing, timings),
         _losses(drawing, found),
     ]
-    return [figure for figure in made if figure is not None]
+    return [figure for figure in drawn if figure is not None]
 
 
 def _rate(result: CellResult) -> Interval | None:
@@ -121,7 +120,7 @@ def _speedups(drawing: FigureRenderer, found: Sequence[CellResult]) -> Figure | 
     if data is None:
         return None
     chart = speedup_chart(data, ideal=max(row["x"] for row in data.rows))
-    note = "Against one device under the same plan; ideal: N devices are N-fold."
+    note = "Relative to one device under the same plan."
     return drawing.render(chart, "speedup over devices", note, line_legend(data))
 
 
@@ -137,7 +136,7 @@ def _losses(drawing: FigureRenderer, found: Sequence[CellResult]) -> Figure | No
     data = chart_data.loss_lines(found)
     if data is None:
         return None
-    note = "Mean over ranks, one line a cell. Lines of the same batch should lie on each other."
+    note = "Mean over ranks, one line per cell. Lines of equal batch should coincide."
     chart = loss_chart(data)
     return drawing.render(chart, "training loss over samples seen", note, line_legend(data))
 
@@ -145,19 +144,19 @@ def _losses(drawing: FigureRenderer, found: Sequence[CellResult]) -> Figure | No
 def telemetry_figures(
     section: ReportSection, watched: TelemetryRun, prefix: str
 ) -> tuple[str, list[Figure]]:
-    """What the devices did during one run: its name, and a figure for each quantity.
+    """Draw the telemetry of one run; return its name and a figure per quantity.
 
-    The load of the devices and that of the host are one figure, where there are both.
+    The loads of devices and host share one figure if both were sampled.
     """
     drawing = FigureRenderer(prefix)
     csv, measurement = Path(watched.csv), watched.measurement
     span = chart_data.timed_span(csv, measurement)
     loads = chart_data.read_load_panels(csv, _share(measurement))
-    told = {loads.devices.spec.columns, loads.host.spec.columns} if loads else set()
-    made = [_loads(drawing, loads, span, LOAD_TITLE)] if loads else []
-    others = [panel for panel in chart_data.read_panels(csv) if panel.spec.columns not in told]
-    made += [_panel(drawing, panel, span) for panel in others]
-    return _name(section, measurement), made
+    shown = {loads.devices.spec.columns, loads.host.spec.columns} if loads else set()
+    drawn = [_loads(drawing, loads, span, LOAD_TITLE)] if loads else []
+    others = [panel for panel in chart_data.read_panels(csv) if panel.spec.columns not in shown]
+    drawn += [_panel(drawing, panel, span) for panel in others]
+    return _name(section, measurement), drawn
 
 
 LOAD_TITLE = "load of the devices and of the host"
@@ -166,7 +165,7 @@ LOAD_TITLE = "load of the devices and of the host"
 def load_figures(
     sections: Sequence[ReportSection], results_folder: Path, prefix: str
 ) -> list[Figure]:
-    """The loads during the latest run of every cell that kept any, the first ``MOST_LOADS``."""
+    """Draw the loads of the latest run of every cell, at most ``MAX_LOAD_FIGURES``."""
     drawing, made = FigureRenderer(prefix), list[Figure]()
     for section in sections:
         for result in section.results:
@@ -182,8 +181,7 @@ def load_figures(
     return made
 
 
-MAX_LOAD_FIGURES = 24
-"""Figures of loads on one page."""
+MAX_LOAD_FIGURES = 24  # per page
 
 
 def _name(section: ReportSection, measurement: Measurement) -> str:
@@ -216,7 +214,7 @@ LOAD_WIDTH, LOAD_HEIGHT = 350, 90
 
 
 def batch_chart(data: FigureData) -> Any:
-    """Lines over the batch on a scale of doublings; a cross on the axis is a failed cell."""
+    """Draw lines over the batch, on a log2 scale; a cross on the axis is a failed cell."""
     batches = sorted({row["x"] for row in (*data.rows, *data.failed)})
     scale = alt.Scale(
         type="log", base=2, domain=[batches[0] / 1.15, batches[-1] * 1.15], nice=False
@@ -239,7 +237,7 @@ CROSS_PATH = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
 
 
 def speedup_chart(data: FigureData, ideal: int) -> Any:
-    """Speedup over devices, with the line that N devices being N-fold would make."""
+    """Draw the speedup over devices, with the ideal line."""
     counts = sorted({row["x"] for row in data.rows})
     top = 1.05 * max(ideal, max(row["high"] for row in data.rows))
     axis = alt.Axis(values=counts, format="d", grid=False)
@@ -257,7 +255,7 @@ def speedup_chart(data: FigureData, ideal: int) -> Any:
 
 
 def bar_chart(data: FigureData, texts: str = "text") -> Any:
-    """A bar for each category, its value beside it; ``texts`` is the key of what is written."""
+    """Draw one bar per category with its value; ``texts`` is the key of the label."""
     rows = [{**row, texts: format_number(row["y"])} for row in data.rows]
     rows += [{**row, "y": 0, "low": 0, "high": 0, texts: row["status"]} for row in data.failed]
     names = list(dict.fromkeys(row["x"] for row in rows))
@@ -283,7 +281,7 @@ def _grouped(data: FigureData) -> dict[str, Any]:
 
 
 def loss_chart(data: FigureData) -> Any:
-    """Loss over samples seen."""
+    """Draw the loss over samples."""
     top = 1.05 * max(row["y"] for row in data.rows)
     axis = alt.Axis(labelExpr=AXIS_LABEL_FORMAT, tickCount=5, grid=False)
     x = alt.X("x:Q", title="samples seen", axis=axis, scale=alt.Scale(nice=False))
@@ -291,19 +289,19 @@ def loss_chart(data: FigureData) -> Any:
 
 
 def time_line_colours(names: Sequence[str]) -> list[str]:
-    """Colours of lines over time: no device is what others are compared with."""
+    """Return colours of lines over time; grey is for baselines."""
     return cycle_colours(SERIES[1:], len(names))
 
 
 def part_colours(timings: Sequence[PartTiming]) -> dict[str, str]:
-    """The colour of each column of parts; what runs without the devices is grey."""
+    """Return the colour of each column of parts; baselines are grey."""
     devices = list(dict.fromkeys(t.column for t in timings if not t.baseline))
     others = {t.column: SERIES[0] for t in timings if t.baseline}
     return {**dict(zip(devices, cycle_colours(SERIES[1:], len(devices)), strict=True)), **others}
 
 
 def time_chart(panel: TelemetryPanel, span: tuple[float, float] | None) -> Any:
-    """One quantity over seconds, a line per device; the band is what was timed."""
+    """Draw one quantity over seconds, a line per device, with a band over the timed windows."""
     names = panel.lines
     rows: list[FigureRow] = [{"x": p.seconds, "y": p.value, "line": p.line} for p in panel.points]
     highest = max(row["y"] for row in rows)
@@ -324,10 +322,9 @@ def time_chart(panel: TelemetryPanel, span: tuple[float, float] | None) -> Any:
 
 
 def load_chart(loads: LoadPanels, span: tuple[float, float] | None) -> Any:
-    """The load of the devices above that of the host, over the same seconds.
+    """Draw the load of the devices above the load of the host, over the same seconds, 0 to 100 %.
 
-    Both panels have one axis of time and one of 0 to 100 %: a device that waits while the host is
-    busy shows as a gap above a plateau.
+    A device that waits while the host is busy shows as a gap above a plateau.
     """
     panels = (loads.devices, loads.host)
     last = max(point.seconds for panel in panels for point in panel.points) or 1
@@ -360,7 +357,7 @@ def _band(span: tuple[float, float] | None, x: Any, top: float) -> list[Any]:
 
 
 def parts_chart(timings: Sequence[PartTiming]) -> Any:
-    """Milliseconds of every part on a logarithmic scale, a dot for each number of devices."""
+    """Draw the milliseconds of every part on a log scale, a dot per device count."""
     rows = [row for timing in timings if (row := _part_row(timing))["low"] > 0]
     names = list(dict.fromkeys(str(row["part"]) for row in rows))
     colours = part_colours(timings)

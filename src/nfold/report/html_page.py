@@ -1,4 +1,4 @@
-"""One self-contained HTML file: no script, nothing fetched, readable offline and on paper."""
+"""The report as one self-contained HTML file without scripts or requests."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from nfold.report import (
 )
 from nfold.report.figures import Figure
 
+# Axes whose values are right-aligned.
 NUMERIC_AXES = (
     "devices",
     "batch",
@@ -40,18 +41,20 @@ NUMERIC_AXES = (
     "warmup_steps",
     "seed",
 )
-"""Axes whose values stand on the right of their column."""
 LOAD_FIGURE_NOTE = (
-    "The band is what was timed. A device that waits while the host's cores are busy is starved; "
-    "waiting with idle cores has another cause. Of a CPU device, the load is that of its rank with "
-    "the loader workers, in % of the device's own cores: telemetry does not tell the two apart."
+    "The band marks the timed windows. A device that waits while the cores of the host are busy "
+    "waits for input; with idle cores it waits for something else. The load of a CPU device is the "
+    "load of its rank with the loader workers, in % of the cores of the device."
 )
 TEMPLATES = resources.files("nfold.report").joinpath("templates")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SectionView:
-    """A section as the template shows it."""
+    """The values of a section that the template needs.
+
+    ``watched`` names the run of the figures over time; empty without telemetry.
+    """
 
     section: ReportSection
     anchor: str
@@ -60,7 +63,6 @@ class SectionView:
     parts: operation_parts.PartsTable | None
     figures: tuple[Figure, ...]
     watched: str
-    """The run that ``over_time`` shows; empty where there is no telemetry."""
     watched_cell: str
     over_time: tuple[Figure, ...]
 
@@ -71,7 +73,7 @@ def report_page(
     cell: str | None = None,
     field: FieldReport | None = None,
 ) -> str:
-    """The report of all sections as one HTML document, a field report before them."""
+    """Return the report as one HTML document, with the field report, if any, first."""
     views = [
         _view(section, results_folder, f"s{number}", cell)
         for number, section in enumerate(sections, start=1)
@@ -114,12 +116,12 @@ def _view(
 
 
 def load_style_sheet() -> str:
-    """The one style sheet of a page."""
+    """Return the style sheet of a page, with the dark colours of its figures."""
     return TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
 
 
 def load_template(name: str) -> jinja2.Template:
-    """A page's template: everything that it shows is escaped, but for drawings."""
+    """Load a template, which escapes everything except figures."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nfold.report"),
         autoescape=True,
@@ -139,7 +141,7 @@ def _drawn(figure: Figure) -> Markup:
 
 
 def content_security_policy(style: str) -> str:
-    """Nothing may run or be fetched; the one style sheet is named by its hash (CSP level 2)."""
+    """Return the policy: no scripts, no requests, one style sheet by its hash (CSP level 2)."""
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
@@ -154,7 +156,7 @@ def _dark_figures() -> str:
 
 
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:
-    """What the machine is, as (name, value), without what it does not say."""
+    """Return the machine as (name, value) pairs, without empty values."""
     kinds = {f"{link.kind} {link.detail}".strip() for link in machine.links}
     pcie = {gpu.pcie for gpu in machine.gpus if gpu.pcie}
     facts = [

@@ -1,4 +1,4 @@
-"""The table of an operation's parts: what takes how long on how many devices, and its peers."""
+"""The table of the parts of an operation, by number of devices, with CPU baselines."""
 
 from __future__ import annotations
 
@@ -7,24 +7,19 @@ from dataclasses import dataclass
 
 from nfold.analysis.cell_labels import Footnotes
 from nfold.analysis.part_timings import BASELINE_COLUMN, PartTiming
-from nfold.core.format import (
-    NO_NUMBER,
-    format_half_width,
-    format_number,
-    superscript,
-)
+from nfold.core.format import NO_NUMBER, format_half_width, format_number, superscript
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartEntry:
-    """A timing in the table, with the marks of its notes."""
+    """A timing, and the numbers of its footnotes."""
 
     timing: PartTiming
     marks: tuple[int, ...] = ()
 
     @property
     def value(self) -> str:
-        """The milliseconds."""
+        """Milliseconds."""
         return format_number(self.timing.ms.value)
 
     @property
@@ -35,7 +30,7 @@ class PartEntry:
 
     @property
     def full(self) -> str:
-        """Everything on one line: ``1.23 (1.20–1.26) · 53.5 GB/s``."""
+        """``1.23 (1.20–1.26) · 53.5 GB/s``."""
         timing = self.timing
         about = f" ({timing.about})" if timing.about else ""
         rate = f" · {timing.rate}" if timing.rate else ""
@@ -44,7 +39,7 @@ class PartEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class PartsTable:
-    """Parts down, cells across; ``baselines`` has one entry a part and no columns."""
+    """Parts by device count; ``baselines`` have one entry per part."""
 
     columns: tuple[str, ...]
     parts: tuple[tuple[str, tuple[PartEntry | None, ...]], ...]
@@ -53,7 +48,7 @@ class PartsTable:
 
 
 def parts_table(found: Sequence[PartTiming]) -> PartsTable | None:
-    """The table of ``timings``; None where nothing was timed in parts."""
+    """Build the table; None without timings."""
     if not found:
         return None
     notes = Footnotes()
@@ -75,7 +70,7 @@ def _entry(timing: PartTiming, notes: Footnotes) -> PartEntry:
 def flatten_parts_table(
     made: PartsTable, *, compact: bool = False
 ) -> tuple[list[str], list[list[str]]]:
-    """The table as headers and rows of text; a baseline stands in the first column."""
+    """Return heads and rows of text, baselines in the first column."""
     width = max(1, len(made.columns))
     rows = [[name, *(_text(entry, compact) for entry in entries)] for name, entries in made.parts]
     rows += [[name, _text(entry, compact), *[""] * (width - 1)] for name, entry in made.baselines]

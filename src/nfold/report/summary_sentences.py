@@ -1,4 +1,4 @@
-"""The result at a glance, in one or two sentences that are computed, never written by hand."""
+"""The conclusion of a section in one or two sentences, computed from its results."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from nfold.core.format import (
 )
 from nfold.core.stats import Interval
 
-END_TO_END_PREFIX = "end to end"
-"""How the parts begin that do the whole way from host to host."""
+END_TO_END_PREFIX = "end to end"  # names of the parts that measure host to host begin so
 
 
 def headline_sentences(
     found: Sequence[CellResult], timings: Sequence[PartTiming] = ()
 ) -> list[str]:
-    """What the cells of one section say in a few sentences, the most important first."""
+    """Return the conclusions of one section, the most important first."""
     sentences = [_scaling(found) or _fastest(found), _peers(timings), _failures(found)]
     return [terminal_safe(sentence) for sentence in sentences if sentence]
 

@@ -1,4 +1,4 @@
-"""The table of cells: what varies, what was measured, what failed, and the doubts about it."""
+"""The table of cells: what varies, what was measured, what failed, with footnotes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from nfold.analysis import cell_labels
 from nfold.analysis.cell_labels import Footnotes, failure_location
 from nfold.analysis.cells import Cell
-from nfold.analysis.comparison import CellResult, compute_results
+from nfold.analysis.comparison import CellResult
 from nfold.core.format import (
     NO_NUMBER,
     STATUS_LABELS,
@@ -30,15 +30,10 @@ from nfold.core.format import (
 )
 from nfold.core.stats import Interval
 
-MAX_COMPACT_WIDTH = 100
-"""A terminal's width in characters that a compact table keeps to where it can."""
-GAP = 3
-"""Characters between two columns of a terminal's table."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TableEntry:
-    """One number of a line, with the marks of the notes that touch it."""
+    """One number of a row, and the numbers of its footnotes."""
 
     column: ResultColumn
     shown: FormattedValue | None
@@ -46,12 +41,12 @@ class TableEntry:
 
     @property
     def full(self) -> str:
-        """Value, interval and marks."""
+        """The value with its interval and footnotes."""
         return self._joined(f" ({self.shown.about})" if self.shown and self.shown.about else "")
 
     @property
     def compact(self) -> str:
-        """Value, half width of the interval and marks."""
+        """The value with the half width of its interval and its footnotes."""
         return self._joined(f" {self.shown.spread}" if self.shown and self.shown.spread else "")
 
     def _joined(self, interval: str) -> str:
@@ -60,7 +55,10 @@ class TableEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """One cell: its values on the varying axes, and its numbers or why there are none."""
+    """One cell: its values on the varying axes, its numbers, or its status if no repeat succeeded.
+
+    ``group``: the batch, or an axis before it, differs from the row above.
+    """
 
     result: CellResult
     places: tuple[str, ...]
@@ -69,14 +67,11 @@ class TableRow:
     cause: str = ""
     marks: tuple[int, ...] = ()
     group: bool = False
-    """``status`` is empty where any repeat is ok; ``marks`` belong to it. ``group`` tells that
-    the batch, or what comes before it, is another one than in the line above.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellTable:
-    """The cells of one section. ``notes`` are numbered from 1, ``shared`` holds in all cells."""
+    """The cells of one section. Footnotes are numbered from 1; ``shared`` are equal in all cells."""
 
     axes: tuple[str, ...]
     columns: tuple[ResultColumn, ...]
@@ -86,9 +81,9 @@ class CellTable:
 
 
 def build_table(found: Sequence[CellResult], *, causes_in_lines: bool = False) -> CellTable:
-    """The table of cells whose numbers are ``found``; at least one.
+    """Build the table of at least one cell.
 
-    The cause of a failed cell is a note; ``causes_in_lines`` where its line has room for it.
+    The cause of a failure is a footnote, or with ``causes_in_lines`` part of the row.
     """
     cells = [result.cell for result in found]
     differing = cell_labels.varying_axes(cells)
@@ -143,43 +138,45 @@ def _line(
     cause_in_line: bool,
 ) -> TableRow:
     values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
-    told = result.succeeded or not cause_in_line
-    touching = _touching(result, columns, notes, _failures(result) if told else [])
+    in_note = result.succeeded or not cause_in_line
+    marks_by_column = _footnote_marks(result, columns, notes, _failures(result) if in_note else [])
     worst = result.cell.first_failed_or_first
     return TableRow(
         result=result,
         places=tuple(NO_NUMBER if value is None else terminal_safe(str(value)) for value in values),
-        entries=tuple(_entry(result, column, touching) for column in columns),
+        entries=tuple(_entry(result, column, marks_by_column) for column in columns),
         status="" if result.succeeded else STATUS_LABELS[worst.status],
-        cause="" if told or worst.cause is None else failure_location(worst),
-        marks=() if result.succeeded else tuple(sorted(touching.get(MAIN_COLUMN, set()))),
+        cause="" if in_note or worst.cause is None else failure_location(worst),
+        marks=() if result.succeeded else tuple(sorted(marks_by_column.get(MAIN_COLUMN, set()))),
     )
 
 
-def _entry(result: CellResult, column: ResultColumn, touching: dict[str, set[int]]) -> TableEntry:
+def _entry(
+    result: CellResult, column: ResultColumn, marks_by_column: dict[str, set[int]]
+) -> TableEntry:
     shown = column.format(result)
-    marks = tuple(sorted(touching.get(column.key, set()))) if shown else ()
+    marks = tuple(sorted(marks_by_column.get(column.key, set()))) if shown else ()
     return TableEntry(column=column, shown=shown, marks=marks)
 
 
-def _touching(
+def _footnote_marks(
     result: CellResult, columns: Sequence[ResultColumn], notes: Footnotes, failures: Sequence[str]
 ) -> dict[str, set[int]]:
     marks: dict[str, set[int]] = {}
     for measurement in result.cell.measurements:
-        for doubt in measurement.warnings:
-            for key in _touched(doubt.kind, columns):
-                marks.setdefault(key, set()).add(notes.mark(doubt.text))
+        for caveat in measurement.warnings:
+            for key in _caveat_columns(caveat.kind, columns):
+                marks.setdefault(key, set()).add(notes.mark(caveat.text))
     for text in failures:
         marks.setdefault(MAIN_COLUMN, set()).add(notes.mark(text))
     for caveat in result.comparison.caveats if result.comparison is not None else ():
         number = notes.mark(caveat.text)
-        for key in _touched(caveat.kind, columns):
+        for key in _caveat_columns(caveat.kind, columns):
             marks.setdefault(key, set()).add(number)
     return marks
 
 
-def _touched(kind: str, columns: Sequence[ResultColumn]) -> list[str]:
+def _caveat_columns(kind: str, columns: Sequence[ResultColumn]) -> list[str]:
     return [column.key for column in columns if kind in column.caveat_kinds] or [MAIN_COLUMN]
 
 
@@ -193,43 +190,16 @@ def _failures(result: CellResult) -> list[str]:
     kinds = join_words([f"{number} {status}" for status, number in counted.items()])
     causes = dict.fromkeys(failure_location(m) for m in failed if m.cause)
     runs = pluralize(len(result.cell.measurements), "run")
-    return [f"of {runs} {kinds}" + "".join(f"; {cause}" for cause in causes)]
-
-
-def table_rows(
-    cells: Sequence[Cell], *, compact: bool = False
-) -> tuple[list[str], list[list[str]]]:
-    """The table of cells as headers and rows of text.
-
-    Compact: short headers, and the least important columns left out until the table fits into
-    ``COMPACT_WIDTH`` characters. What the marks in it say, ``notes`` lists; what is the same
-    in all cells, ``shared``.
-    """
-    if not cells:
-        return [], []
-    made = build_table(compute_results(cells))
-    return fit_table(made) if compact else flatten_table(made)
-
-
-def table_footnotes(cells: Sequence[Cell]) -> list[str]:
-    """The notes that the marks of ``rows`` stand for, with their marks."""
-    texts = build_table(compute_results(cells)).notes if cells else ()
-    return [f"{superscript((number,))} {text}" for number, text in enumerate(texts, start=1)]
-
-
-def shared_line(cells: Sequence[Cell]) -> str:
-    """What ``rows`` leaves out because all cells have it: ``framework torch · batch 128``."""
-    pairs = build_table(compute_results(cells)).shared if cells else ()
-    return shared_text(pairs)
+    return [f"of {runs}: {kinds}" + "".join(f"; {cause}" for cause in causes)]
 
 
 def shared_text(pairs: Sequence[tuple[str, str]]) -> str:
-    """Names and values on one line."""
+    """Join names and values: ``framework torch · batch 128``."""
     return " · ".join(f"{name} {value}" for name, value in pairs)
 
 
 def flatten_table(made: CellTable, *, compact: bool = False) -> tuple[list[str], list[list[str]]]:
-    """A table as headers and rows of text."""
+    """Return heads and rows of text."""
     heads = [column.short if compact else column.head for column in made.columns]
     lines = [
         [*line.places, *(_flat_entry(line, entry, compact) for entry in line.entries)]
@@ -244,30 +214,9 @@ def _flat_entry(line: TableRow, entry: TableEntry, compact: bool) -> str:
     return entry.compact if compact else entry.full
 
 
-def fit_table(made: CellTable) -> tuple[list[str], list[list[str]]]:
-    """As ``flat`` and compact, without the lightest columns, one by one, until the rest fits."""
-    heads, lines = flatten_table(made, compact=True)
-    first = len(made.axes)
-    kept = list(range(len(heads)))
-    lightest = sorted(range(len(made.columns)), key=lambda k: made.columns[k].weight)
-    for place in lightest:
-        if (
-            _width(heads, lines, kept) <= MAX_COMPACT_WIDTH
-            or made.columns[place].key == MAIN_COLUMN
-        ):
-            break
-        kept.remove(first + place)
-    return [heads[k] for k in kept], [[line[k] for k in kept] for line in lines]
-
-
-def _width(heads: list[str], lines: list[list[str]], kept: list[int]) -> int:
-    widths = [max(len(line[k]) for line in [heads, *lines]) for k in kept]
-    return sum(widths) + GAP * (len(kept) - 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FormattedValue:
-    """A number as text, and its interval: ``about`` in full, ``spread`` in short."""
+    """A number as text; ``about`` is its interval in full, ``spread`` its half width."""
 
     value: str
     about: str = ""
@@ -276,10 +225,11 @@ class FormattedValue:
 
 @dataclass(frozen=True, kw_only=True)
 class ResultColumn:
-    """One column. ``weight`` orders what a narrow table gives up first: the lightest.
+    """One column of numbers.
 
-    ``spans`` tells whether the reason of a failed cell may be written across this column.
-    ``doubts`` are the kinds of warning that touch this number rather than the throughput.
+    A narrow screen drops the columns of the smallest ``weight`` first. ``spans``: the reason of a
+    failed cell may cover this column. ``caveat_kinds``: warnings that concern this number rather than
+    the throughput.
     """
 
     key: str
@@ -401,5 +351,5 @@ RESULT_COLUMNS = (
     ),
 )
 
+# always shown; carries failures, and warnings without a column of their own
 MAIN_COLUMN = "samples_per_s"
-"""The column that is always there: warnings and failures without a column of their own go there."""

@@ -1,54 +1,52 @@
-"""Write the report of a results folder in the forms that are asked for."""
+"""Write reports as HTML, CSV and Markdown files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nfold.analysis import sections as sections_module
 from nfold.analysis.sections import ReportSection
 from nfold.core.errors import ExtraMissing, UsageError
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import ExplanationView
-from nfold.fieldreports.catalog import build_field_report
 from nfold.fieldreports.sheets import FieldReport
-from nfold.report import export as csv_form
-from nfold.report import export as markdown_form
+from nfold.report import explanation, export
 
 
-def write_report(
-    results: Path,
-    *,
-    html: Path | None = None,
-    csv: Path | None = None,
-    markdown: Path | None = None,
-    workload: str | None = None,
-    cell: str | None = None,
-    field: str | None = None,
-    only: Collection[str] | None = None,
-) -> list[Path]:
-    """Write what is in the store of ``results``; the paths that were written.
+@dataclass(frozen=True)
+class ReportContent:
+    """What a report shows: sections, the cell whose telemetry is drawn, a field report first."""
 
-    ``workload`` keeps one workload, ``only`` some cells by their ids; ``cell`` chooses the run
-    whose telemetry is drawn; ``field`` names a field report that comes first. Parts of
-    operations go into a CSV file of their own beside ``csv``. Raises StoreUnusable without
-    measurements, UnknownValue for a workload or cell that was not measured, ExtraMissing where
-    HTML needs a library that is not installed, UsageError where a file cannot be written.
+    results: Path
+    sections: Sequence[ReportSection]
+    cell: str | None = None
+    field: FieldReport | None = None
+
+    def text(self, form: str) -> str:
+        """Return the report as ``html``, ``csv`` or ``md``; raises ExtraMissing for ``html``."""
+        if form == "csv":
+            return export.cells_csv(self.sections)
+        if form == "md":
+            return export.report_markdown(self.sections, self.field)
+        try:
+            from nfold.report import html_page
+        except ModuleNotFoundError as error:
+            raise ExtraMissing(error.name or "altair", "report") from None
+        return html_page.report_page(self.sections, self.results, self.cell, self.field)
+
+
+def write_files(content: ReportContent, files: Mapping[str, Path]) -> list[Path]:
+    """Write a report in the forms ``html``, ``csv`` and ``md``; return the paths.
+
+    Parts of operations are a second CSV file, ``NAME-parts.csv``. Raises ExtraMissing if the page
+    needs a library that is not installed, UsageError if a file cannot be written.
     """
-    measured = sections_module.load_measurements(results, workload, only)
-    made = None if field is None else build_field_report(field, measured)
-    sections = sections_module.group_sections(measured)
-    if cell is not None:
-        sections_module.check_cell(sections, cell)
-    texts: list[tuple[Path, str]] = []
-    if html is not None:
-        texts.append((html, _html(sections, results, cell, made)))
-    if csv is not None:
-        texts.append((csv, csv_form.cells_csv(sections)))
-        parts = csv_form.part_timings_csv(sections)
-        texts += [(csv.with_name(f"{csv.stem}-parts{csv.suffix}"), parts)] if parts else []
-    if markdown is not None:
-        texts.append((markdown, markdown_form.report_markdown(sections, made)))
+    texts = [(path, content.text(form)) for form, path in files.items()]
+    parts = export.part_timings_csv(content.sections) if "csv" in files else ""
+    if parts:
+        path = files["csv"]
+        texts.append((path.with_name(f"{path.stem}-parts{path.suffix}"), parts))
     return [_write(path, text) for path, text in texts]
 
 
@@ -59,7 +57,7 @@ def write_explanation_report(
     html: Path | None = None,
     markdown: Path | None = None,
 ) -> list[Path]:
-    """Write one explanation; return the paths written. Raises as ``write_report`` does."""
+    """Write one explanation; return the paths. Raises as ``write_files`` does."""
     texts: list[tuple[Path, str]] = []
     if html is not None:
         try:
@@ -68,20 +66,8 @@ def write_explanation_report(
             raise ExtraMissing(error.name or "altair", "report") from None
         texts.append((html, explanation_page.explanation_page(view, budget)))
     if markdown is not None:
-        from nfold.report import explanation
-
         texts.append((markdown, explanation.explanation_markdown(view, budget)))
     return [_write(path, text) for path, text in texts]
-
-
-def _html(
-    sections: Sequence[ReportSection], results: Path, cell: str | None, made: FieldReport | None
-) -> str:
-    try:
-        from nfold.report import html_page as html_form
-    except ModuleNotFoundError as error:
-        raise ExtraMissing(error.name or "altair", "report") from None
-    return html_form.report_page(sections, results, cell, made)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from explaining import failed, ladder, target
 from nfold.cli import explain_command, progress
-from nfold.cli.commands import app
+from nfold.cli.app import app
 from nfold.cli.explain_command import parse_seconds
 from nfold.core.errors import NfoldError, RunFailure, UsageError
 from nfold.engines.simulated import Scenario

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nfold.cli import explain_command
-from nfold.cli.commands import app
+from nfold.cli.app import app
 from nfold.cli.explain_command import ExplainOptions, is_script
 from nfold.core.errors import NfoldError, UsageError
 

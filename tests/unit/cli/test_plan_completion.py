@@ -95,9 +95,9 @@ def test_where_nothing_is_open_nothing_is_measured(
 def test_what_may_not_measure_uses_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = Measuring(RATES)
     monkeypatch.setattr(plan_completion, "measure_rates", measuring)
-    assert completing(measures=False)(PHOTOS, Plan()).workers == 15
+    assert completing(may_measure=False)(PHOTOS, Plan()).workers == 15
     completing()(PHOTOS, Plan())
-    assert completing(measures=False)(PHOTOS, Plan()).workers == 5
+    assert completing(may_measure=False)(PHOTOS, Plan()).workers == 5
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert completing()(PHOTOS, Plan()).workers == 15
@@ -111,7 +111,7 @@ def test_a_measurement_that_fails_is_told_and_nothing_is_kept(
     told: list[str] = []
     plan = completing(told)(PHOTOS, Plan())
     assert (plan.decode, plan.workers) == ("cpu", 15)
-    assert told[-1] == "it broke; 15 workers and decode cpu are taken unmeasured"
+    assert told[-1] == "it broke; using 15 workers and decode cpu, not measured"
     assert read_rates(cache_file(PHOTOS, plan, HOST)) is None
 
 
@@ -131,5 +131,5 @@ def test_missing_files_are_an_error_before_anything_is_measured(
 def test_a_process_that_says_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
     plan = Plan().resolve(HOST, info("inception_v3").defaults)
-    with pytest.raises(RatesNotMeasured, match=r"ended with 1: it said nothing"):
+    with pytest.raises(RatesNotMeasured, match=r"exited with code 1: no error message"):
         plan_completion.measure_rates(Task(workload=PHOTOS, plan=plan, machine=HOST))

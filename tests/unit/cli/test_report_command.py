@@ -4,22 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 import measured
 import measured_grids
-from nfold.cli.report_command import report_command
+from nfold.cli.app import app
 from nfold.core.errors import NfoldError
 from nfold.core.measurement import FailureCause
 from nfold.store.store import Store
 
-app = typer.Typer()
-app.command()(report_command)
-
 
 def report(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

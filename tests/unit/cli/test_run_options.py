@@ -197,4 +197,4 @@ def test_what_only_torchrun_has_is_named_with_what_there_is_instead(
         cli.main()
     assert ended.value.code == 2
     assert "--log-dir" in (said := capsys.readouterr().err)
-    assert "leave them out" in said
+    assert "remove the option" in said

@@ -98,7 +98,7 @@ def test_what_cannot_be_is_refused(
     [
         ("batch = ", "nfold.toml"),
         ("bach = 1", "batch"),
-        ('framework = "simulated"', "trains nothing"),
+        ('framework = "simulated"', "cannot train"),
     ],
 )
 def test_a_wrong_file_is_refused(

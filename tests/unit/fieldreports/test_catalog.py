@@ -85,10 +85,10 @@ def test_the_share_of_the_cores_is_the_same_in_all_grids_of_a_report() -> None:
 
 
 def test_a_user_narrows_values_and_gives_other_lengths() -> None:
-    grid = _grid((TRAINED,), machine(), kept={"batch": "200"}, epochs=1, devices="cpu:1")
+    grid = _grid((TRAINED,), machine(), axis_values={"batch": "200"}, epochs=1, devices="cpu:1")
     (cell,) = grid.cells
     assert (cell.plan.batch, cell.plan.epochs, cell.plan.devices) == (200, 1, 1)
-    both = _grid((TRAINED, TIMED), machine(), kept={"batch": "100"}, epochs=1)
+    both = _grid((TRAINED, TIMED), machine(), axis_values={"batch": "100"}, epochs=1)
     assert {cell.workload.name for cell in both.cells} == {"mnist", "conv2d"}
     assert {cell.plan.steps for cell in both.cells} == {None, 30}
 
@@ -96,9 +96,9 @@ def test_a_user_narrows_values_and_gives_other_lengths() -> None:
 @pytest.mark.parametrize(
     ("chosen", "text"),
     [
-        ({"kept": {"layout": "channels_last"}}, "no axis 'layout'"),
-        ({"kept": {"batch": "64"}}, "nothing of this report is left with --batch 64"),
-        ({"steps": 10}, "no grid of this report is as long in steps"),
+        ({"axis_values": {"layout": "channels_last"}}, "no axis 'layout'"),
+        ({"axis_values": {"batch": "64"}}, "nothing of this report is left with --batch 64"),
+        ({"steps": 10}, "has a length in steps"),
     ],
 )
 def test_what_leaves_nothing_is_refused(chosen: dict[str, object], text: str) -> None:
@@ -110,7 +110,7 @@ def test_an_unknown_value_is_refused_as_a_users_is() -> None:
     with pytest.raises(UnknownValue, match="theano"):
         _grid((ReportGrid(workload="mnist", axes={"framework": "theano"}),), machine())
     with pytest.raises(UnknownValue, match="int3"):
-        _grid((TRAINED,), machine(), kept={"framework": "int3"})
+        _grid((TRAINED,), machine(), axis_values={"framework": "int3"})
     with pytest.raises(UnknownValue, match="mirrored-mnist"):
         find_report("mirrored")
 

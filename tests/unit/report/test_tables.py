@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from nfold.core.measurement import STATUSES, Caveat, FailureCause, Measurement, 
 from nfold.report import tables
 
 
-def rows_of(*made: Measurement, compact: bool = False) -> list[dict[str, str]]:
-    heads, rows = tables.table_rows(group_cells(made), compact=compact)
+def table_of(made: Sequence[Measurement]) -> tables.CellTable:
+    return tables.build_table(compute_results(group_cells(made)))
+
+
+def rows_of(*made: Measurement) -> list[dict[str, str]]:
+    heads, rows = tables.flatten_table(table_of(made))
     return [dict(zip(heads, row, strict=True)) for row in rows]
 
 
@@ -45,7 +50,7 @@ def test_a_row_has_the_plan_that_varies_and_every_number() -> None:
 
 
 def test_columns_without_any_number_are_left_out() -> None:
-    heads, _ = tables.table_rows(group_cells([measured.measurement(steps=100)]))
+    heads, _ = tables.flatten_table(table_of([measured.measurement(steps=100)]))
     assert heads == ["devices", "batch", "images/s", "peak memory"]
 
 
@@ -57,7 +62,7 @@ def test_a_failure_stands_in_its_cell_with_its_cause(status: Status) -> None:
     made = [measured.measurement(), failed]
     _, two = rows_of(*made)
     assert two["images/s"] == f"{STATUS_LABELS[status]}¹"
-    assert tables.table_footnotes(group_cells(made)) == ["¹ rank 1, step 7: this is why"]
+    assert table_of(made).notes == ("rank 1, step 7: this is why",)
 
 
 def test_a_cell_of_which_some_runs_failed_keeps_its_numbers_and_says_so() -> None:
@@ -65,9 +70,7 @@ def test_a_cell_of_which_some_runs_failed_keeps_its_numbers_and_says_so() -> Non
     _, two = rows_of(*made)
     assert two["images/s"].startswith("3,9")
     assert two["images/s"].endswith("¹")
-    assert tables.table_footnotes(group_cells(made)) == [
-        "¹ of 3 runs 1 killed; rank 1 was ended by SIGKILL"
-    ]
+    assert table_of(made).notes == ("of 3 runs: 1 killed; rank 1 was ended by SIGKILL",)
 
 
 def test_the_same_warning_is_one_note_beside_every_number_it_touches() -> None:
@@ -81,14 +84,17 @@ def test_the_same_warning_is_one_note_beside_every_number_it_touches() -> None:
     assert one["images/s"].endswith("¹")
     assert two["images/s"].endswith("¹")
     assert two["accuracy"].endswith("²")
-    assert tables.table_footnotes(group_cells(made)) == ["¹ GPU 0 was hot", "² not exchanged"]
+    assert table_of(made).notes == (
+        "GPU 0 was hot",
+        "not exchanged",
+    )
 
 
 def test_weak_scaling_is_told() -> None:
     made = [measured.measurement(batch=64), measured.measurement(batch=128, devices=2)]
     _, two = rows_of(*made)
     assert two["speedup"].endswith("¹")
-    assert "weak scaling" in tables.table_footnotes(group_cells(made))[0]
+    assert "weak scaling" in table_of(made).notes[0]
 
 
 def test_lines_are_ordered_as_the_columns_are() -> None:
@@ -96,38 +102,22 @@ def test_lines_are_ordered_as_the_columns_are() -> None:
         measured.measurement(batch=batch, devices=devices)
         for batch, devices in ((512, 2), (128, 4), (512, 1), (128, 1))
     ]
-    heads, rows = tables.table_rows(group_cells(made))
+    heads, rows = tables.flatten_table(table_of(made))
     assert heads[:2] == ["batch", "devices"]
     assert [row[:2] for row in rows] == [["128", "1"], ["128", "4"], ["512", "1"], ["512", "2"]]
 
 
-def test_a_compact_table_fits_a_terminal(training: Path) -> None:
-    found = group_cells(load_measurements(training))
-    heads, rows = tables.table_rows(found, compact=True)
-    widths = [max(len(line[k]) for line in [heads, *rows]) for k in range(len(heads))]
-    assert sum(widths) + 3 * (len(heads) - 1) <= 100
-    assert "images/s" in heads
-    assert "speedup" in heads
-
-
 def test_what_all_cells_have_is_named_once() -> None:
     made = [measured.measurement(precision="bf16"), measured.measurement(precision="bf16", batch=9)]
-    found = group_cells(made)
-    heads, _ = tables.table_rows(found)
+    heads, _ = tables.flatten_table(table_of(made))
     assert "precision" not in heads
-    assert "precision bf16" in tables.shared_line(found)
-
-
-def test_no_cells_make_no_table() -> None:
-    assert tables.table_rows([]) == ([], [])
-    assert tables.table_footnotes([]) == []
-    assert tables.shared_line([]) == ""
+    assert ("precision", "bf16") in table_of(made).shared
 
 
 def test_hostile_causes_are_inert_text() -> None:
     cause = FailureCause(text="</script>\x1b[31m\n| a |")
     failed = measured.measurement(status="crashed", cause=cause, ranks=())
-    assert tables.table_footnotes(group_cells([failed])) == ["¹ </script>\\x1b[31m | a |"]
+    assert table_of([failed]).notes == ("</script>\\x1b[31m | a |",)
 
 
 def test_groups_begin_where_more_than_the_devices_changes(training: Path) -> None:
