@@ -237,8 +237,6 @@ EXPLAIN_OPTIONS = {
     **{name: option for name, option in SHARED_OPTIONS.items() if name != "debug"},
     "details": _flag("--details", "Print every table.", OUTPUT),
     "show": _flag("--show", "Print the last explanation again; measure nothing.", OUTPUT),
-    "details": _flag("--details", "Print every table.", OUTPUT),
-    "show": _flag("--show", "Print the last explanation again; measure nothing.", OUTPUT),
 }
 
 RUN_OPTIONS = {
