@@ -19,6 +19,7 @@ from nfold.explain.advice.caveats import (
     short_step_caveats,
     unmeasured_causes,
 )
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES, Cause, applicable_causes
 from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.work_division import UndividedWorkCause
@@ -34,7 +35,6 @@ from nfold.explain.result.budget import (
     exceeds_noise,
 )
 from nfold.explain.step_account import StepAccountBuilder
-from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 
 

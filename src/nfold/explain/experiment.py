@@ -325,7 +325,7 @@ class Experiment:
 
 
 OWN_ERRORS = re.compile(
-    r"\b(AttributeError|FileNotFoundError|ImportError|IndentationError|IndexError|KeyError"
+    r"\b(AttributeError|ImportError|IndentationError|KeyError"
     r"|ModuleNotFoundError|NameError|SyntaxError|TypeError|ZeroDivisionError)\b"
 )
 

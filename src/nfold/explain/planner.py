@@ -11,6 +11,7 @@ from nfold.core.plan import LONG_STEP_S, MIN_TIMED_STEPS, WARMUP_STEPS, Plan
 from nfold.explain import attribution
 from nfold.explain.advice import pytorch
 from nfold.explain.attribution import FindingBuilder, cause_pairs
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID, Cause, applicable_causes
 from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
 from nfold.explain.causes.input_pipeline import real_input_trials
@@ -18,7 +19,6 @@ from nfold.explain.causes.launch_bound import device_busy_ms
 from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.result.budget import Finding
-from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 
 # Fractions of a step.

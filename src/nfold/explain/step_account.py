@@ -10,6 +10,7 @@ from dataclasses import replace
 from nfold.core.measurement import Measurement
 from nfold.explain.advice.pytorch import split_code, split_location
 from nfold.explain.advice.trial_names import name_trial
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID, Cause
 from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.synchronization import LATENCY
@@ -26,7 +27,6 @@ from nfold.explain.result.account import (
     TrialSummary,
 )
 from nfold.explain.result.budget import MIN_STEP_FRACTION, Finding
-from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 
 ROW_OF_CAUSE = {

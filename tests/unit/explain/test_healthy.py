@@ -5,8 +5,8 @@ from __future__ import annotations
 from explaining import ladder, runner, target
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import FindingBuilder
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.planner import required
-from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 
 RUNS = 200

@@ -14,6 +14,7 @@ from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLo
 from nfold.engines.simulated import Scenario
 from nfold.explain.advice import pytorch
 from nfold.explain.attribution import FindingBuilder, build_budget
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes.input_pipeline import InputCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
@@ -21,7 +22,6 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, p
 from nfold.explain.planner import required
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
-from nfold.explain.step_costs import Attribution
 from nfold.explain.trials import TrialResults
 from nfold.report import explanation
 
