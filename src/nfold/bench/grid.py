@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 from nfold import workloads
-from nfold.core.device_count import parse_device_count
 from nfold.core.errors import ExtraMissing, NfoldError, UnknownValue, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import cell_id
-from nfold.core.plan import ALLOWED_VALUES, MINIMUM_VALUES, Plan
+from nfold.core.plan import ALLOWED_VALUES, MINIMUM_VALUES, Plan, parse_device_count
 from nfold.core.workload import Workload
 
 Scaling = Literal["strong", "weak"]

@@ -348,3 +348,21 @@ def choose_workers(
     if device == "cpu" or input_ == "resident" or by_a_thread:
         return 0
     return max(1, cores - 1) if encoded else max(1, min(8, cores // 2))
+
+
+def parse_device_count(text: str) -> tuple[str | None, int]:
+    """Parse ``2``, ``cpu:2``, ``gpu:2`` or ``cuda:2`` into a device type and a count.
+
+    The type is None if it is not given. Raises UsageError for any other text.
+    """
+    kind, colon, count = text.rpartition(":")
+    known = not colon or kind in DEVICE_TYPES
+    if not known or not (count.isascii() and count.isdigit()) or int(count) < 1:
+        raise UsageError(
+            f"--devices {text}: allowed are a count from 1, cpu:N, gpu:N and cuda:N; "
+            "next: --devices 2"
+        )
+    return DEVICE_TYPES.get(kind), int(count)
+
+
+DEVICE_TYPES = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}

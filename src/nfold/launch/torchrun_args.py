@@ -13,10 +13,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from nfold.core.device_count import parse_device_count
 from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
-from nfold.core.plan import PLAN_FIELDS, Plan
+from nfold.core.plan import PLAN_FIELDS, Plan, parse_device_count
 from nfold.launch.launch_spec import check_positive_seconds
 
 STATIC_PORT = 29500  # torchrun's default of --master-port
