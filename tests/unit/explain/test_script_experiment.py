@@ -174,7 +174,7 @@ def test_ranks_that_take_their_parts_of_the_same_batches_divide_the_work(
     assert asked.profile.replay_hints.slices_batches == slices
     assert (pytorch.duplicated_epochs(asked.profile) is None) == slices
     assert (
-        "Each rank makes the whole" in headline.write_headline("train.py", asked.profile, 2)
+        "Every rank builds the whole" in headline.write_headline("train.py", asked.profile, 2)
     ) == slices
 
 
@@ -249,7 +249,7 @@ def test_backwards_that_are_searched_for_nan_are_in_a_row(parallel: Any, reads_m
     (row,) = (row for row in found.one_device_rows if row.cause == "synchronization")
     assert row.significant
     assert row.lost_ms.value == pytest.approx(4.0 + reads_ms)
-    assert row.fix.startswith("anomaly detection looks for NaN")
+    assert row.fix.startswith("anomaly detection checks")
 
 
 def test_a_script_that_fails_as_ranks_is_tried_as_one_process_and_told_so() -> None:
@@ -257,7 +257,7 @@ def test_a_script_that_fails_as_ranks_is_tried_as_one_process_and_told_so() -> N
     assert asked.single_device_script
     told = headline.write_headline("train.py", PLAIN, 2, asked.multi_process_failure)
     assert told.startswith(
-        "As 2 processes, as torchrun starts it, it fails: ValueError: no ddp (train.py:3)."
+        "Started as 2 processes, as torchrun does, it fails: ValueError: no ddp (train.py:3)."
     )
     assert not looked(PLAIN).multi_process_failure
 
@@ -288,7 +288,7 @@ def test_what_failed_before_is_tried_anew_unless_another_way_works(
     def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
         made.append(asked.strategy)
         if asked.strategy != works:
-            return failed(Trial(plan=asked, variant=ablation), "FileNotFoundError: 'data'")
+            return failed(Trial(plan=asked, variant=ablation), "RuntimeError: device busy")
         done: Measurement = usual(workload, asked, ablation, **more)
         return done
 
@@ -298,7 +298,7 @@ def test_what_failed_before_is_tried_anew_unless_another_way_works(
         )
         return probe_script(one, PLACE, None, HOST, lambda m: (DDP,) * (m.status == "ok"))
 
-    with nullcontext() if works else pytest.raises(RunFailure, match="FileNotFoundError"):
+    with nullcontext() if works else pytest.raises(RunFailure, match="device busy"):
         look()
     assert made == tried
     made.clear()
@@ -318,7 +318,7 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
         ("hung", 0, "no step of a torch optimizer; next: a script that trains, or"),
         ("interrupted", 0, "no step of a torch optimizer; next: a script that trains, or"),
         ("interrupted", 3, "it ended; next: a larger --budget"),
-        ("hung", 3, "it ended; nothing can be explained"),
+        ("hung", 3, "it ended"),
     ],
 )
 def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: str) -> None:
