@@ -96,7 +96,7 @@ def test_where_no_row_has_a_name_it_is_said_where_most_is() -> None:
     account = dataclasses.replace(account, rows=(compute, rest))
     view = build_view(dataclasses.replace(whole, account=account))
     assert view.tone == "unknown"
-    assert "gradient bytes" in view.untested
+    assert dict(whole.unmeasured)["link"] == NOT_ENOUGH_TIME
 
 
 def _measured_alone() -> tuple[ExperimentDesign, TrialResults]:
@@ -111,9 +111,8 @@ def test_even_without_time_the_speedup_is_measured() -> None:
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert [doubt.kind for doubt in found.caveats] == ["few_repeats"]
-    assert build_view(found).untested.startswith(
-        "Not tested: launch overhead, imbalance, gradient bytes"
-    )
+    unmeasured = [cause for cause, reason in found.unmeasured if reason == NOT_ENOUGH_TIME]
+    assert unmeasured[:3] == ["launch-bound", "imbalance", "link"]
 
 
 def test_trials_are_repeated_in_rounds_of_another_order() -> None:

@@ -288,7 +288,7 @@ def test_what_failed_before_is_tried_anew_unless_another_way_works(
     def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
         made.append(asked.strategy)
         if asked.strategy != works:
-            return failed(Trial(plan=asked, variant=ablation), "FileNotFoundError: 'data'")
+            return failed(Trial(plan=asked, variant=ablation), "RuntimeError: device busy")
         done: Measurement = usual(workload, asked, ablation, **more)
         return done
 
@@ -298,7 +298,7 @@ def test_what_failed_before_is_tried_anew_unless_another_way_works(
         )
         return probe_script(one, PLACE, None, HOST, lambda m: (DDP,) * (m.status == "ok"))
 
-    with nullcontext() if works else pytest.raises(RunFailure, match="FileNotFoundError"):
+    with nullcontext() if works else pytest.raises(RunFailure, match="device busy"):
         look()
     assert made == tried
     made.clear()
@@ -318,7 +318,7 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
         ("hung", 0, "no step of a torch optimizer; next: a script that trains, or"),
         ("interrupted", 0, "no step of a torch optimizer; next: a script that trains, or"),
         ("interrupted", 3, "it ended; next: a larger --budget"),
-        ("hung", 3, "it ended; nothing can be explained"),
+        ("hung", 3, "it ended"),
     ],
 )
 def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: str) -> None:
