@@ -50,10 +50,12 @@ class CausePair:
     def trials(self) -> tuple[Trial, Trial, Trial, Trial]:
         """The actual run, without the first cause, without the second, without both."""
         first, second = self.first.removal, self.second.removal
-        variants = (first, second, first.merge(second))
+        plan = self.design.plan
         return (
             self.design.actual(),
-            *(Trial(plan=self.design.plan, variant=variant) for variant in variants),
+            Trial(plan=plan, variant=first),
+            Trial(plan=plan, variant=second),
+            Trial(plan=plan, variant=first.merge(second)),
         )
 
     def lost_ms(self, view: MetricView) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nfold.core.measurement import Measurement
@@ -149,12 +149,10 @@ class StepAccountBuilder:
             parts: dict[str, tuple[str, Statistic]] = {cause.id: (ROW_OF_CAUSE[cause.id], own)}
             if cause.id == "synchronization" and LATENCY in self._components(cause):
                 latency = functools.partial(self._component_ms, cause, LATENCY)
+                rest = functools.partial(_difference, own, latency)
                 parts = {
                     "latency": ("communication", latency),
-                    cause.id: (
-                        "synchronization",
-                        lambda view, own=own, latency=latency: own(view) - latency(view),
-                    ),
+                    cause.id: ("synchronization", rest),
                 }
             for name, (row, cost) in parts.items():
                 found.setdefault(row, {})[name] = cost
@@ -215,7 +213,7 @@ class StepAccountBuilder:
             parts=tuple(sorted(split.items(), key=lambda part: -part[1].value)),
         )
 
-    def _one_device_rows(self, shown: dict[str, object]) -> tuple[AccountRow, ...]:
+    def _one_device_rows(self, shown: Mapping[str, object]) -> tuple[AccountRow, ...]:
         if self.design.devices == 1 or not self._has_share:
             return ()
         groups: dict[str, list[Cause]] = {}
@@ -395,6 +393,10 @@ class StepAccountBuilder:
             )
             for trial, runs in self.results.runs.items()
         )
+
+
+def _difference(whole: Statistic, part: Statistic, view: MetricView) -> float:
+    return whole(view) - part(view)
 
 
 def _total(parts: dict[str, Statistic]) -> Statistic:

@@ -59,7 +59,9 @@ def _explained(profile: ScriptProfile, **costs: Any) -> Budget:
         if plan.strategy != "dp":
             done: Measurement = usual(workload, plan, variant, **more)
             return done
-        single = usual(workload, plan.edit(devices=1, strategy="single"), variant, **more)
+        single: Measurement = usual(
+            workload, plan.edit(devices=1, strategy="single"), variant, **more
+        )
         return dataclasses.replace(single, plan=plan)
 
     runner = target(scenario, Memory(), run)

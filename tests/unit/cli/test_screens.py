@@ -21,7 +21,9 @@ from goldens import check_golden
 from made import machine
 from nfold import cli
 from nfold.analysis.sections import group_sections
+from nfold.bench.duration_estimate import estimate_duration
 from nfold.bench.grid import build_grids, parse_axes
+from nfold.bench.sweep import schedule_sweep
 from nfold.cli import bench_command, env_command, report_command
 from nfold.cli.app import app
 from nfold.cli.render import TextTable, print_table
@@ -164,8 +166,8 @@ def test_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     host = machine(cores=2)
     axes = parse_axes("digits", {"devices": "1,2", "batch": "64,128"}, common=Plan(epochs=2))
     grid = build_grids([axes], host, lambda *_: None)
-    runs = bench_command.schedule_sweep(grid, bench_command.NonWritingStore())
-    estimates = [bench_command.estimate_duration(run.cell, []) for run in runs.pending]
+    runs = schedule_sweep(grid, bench_command.NonWritingStore())
+    estimates = [estimate_duration(run.cell, []) for run in runs.pending]
     bench_command.print_sweep_plan(grid, runs, estimates, as_json=False)
     check_golden("bench-dry-run.txt", capsys.readouterr().out)
 

@@ -128,11 +128,8 @@ def test_what_costs_most_in_all_is_said_first_and_then_what_is_missing() -> None
     found = explained(Scenario(**BASE, **costs), scaling="weak")
     assert named(found) == ["layout", "link"]
     assert found.account is not None
-    costs_found = [(row.id, row.ms.value) for row in found.account.costs]
-    assert costs_found == [
-        ("layout", pytest.approx(2.5)),
-        ("communication", pytest.approx(1.0)),
-    ]
+    assert [row.id for row in found.account.costs] == ["layout", "communication"]
+    assert [row.ms.value for row in found.account.costs] == pytest.approx([2.5, 1.0])
 
 
 def test_a_cost_of_one_device_and_more_of_it_on_several_are_added_up() -> None:

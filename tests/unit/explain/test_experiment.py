@@ -18,7 +18,8 @@ from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain import planner
-from nfold.explain.attribution import Attribution, FindingBuilder, build_budget
+from nfold.explain.attribution import FindingBuilder, build_budget
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget

@@ -29,7 +29,7 @@ def test_caveats_of_a_comparison_follow_the_efficiency() -> None:
     text = said(one, two)
     assert "152 % efficiency; 4 loader workers per device against 0 on one device" in text
     assert "over 100 %" in text
-    heads, rows = tables.table_rows(group_cells([one, two]))
+    heads, rows = tables.flatten_table(tables.build_table(compute_results(group_cells([one, two]))))
     assert dict(zip(heads, rows[1], strict=True))["efficiency"].endswith("²")
 
 

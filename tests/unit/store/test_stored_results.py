@@ -8,16 +8,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from nfold.cli.report_command import report_command
+from nfold.cli.app import app
 from nfold.store.store import Store
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "results-0.1"
-
-app = typer.Typer()
-app.command()(report_command)
 
 
 @pytest.fixture
@@ -35,10 +31,10 @@ def test_ids_are_those_that_were_stored(results: Path) -> None:
 
 
 def test_the_report_shows_the_numbers_of_then(results: Path) -> None:
-    shown = CliRunner().invoke(app, ["--results", str(results)]).output
+    shown = CliRunner().invoke(app, ["report", "--results", str(results)]).output
     for number in ("4,442", "3,602", "0.81×"):
         assert number in shown
-    done = CliRunner().invoke(app, ["--results", str(results), "--json"])
+    done = CliRunner().invoke(app, ["report", "--results", str(results), "--json"])
     (comparison,) = json.loads(done.output)["comparisons"]
     assert comparison["speedup"]["value"] == pytest.approx(0.8109, abs=1e-4)
     assert comparison["warnings"] == []

@@ -91,13 +91,23 @@ def test_a_damaged_one_names_its_file(tmp_path: Path) -> None:
         files.read_part(final, "part")
 
 
+def _unlink_all(folder: Path, pattern: str) -> None:
+    for path in folder.glob(pattern):
+        path.unlink()
+
+
+def _truncate_all(folder: Path) -> None:
+    for path in folder.iterdir():
+        os.truncate(path, 0)
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
-    "empty": lambda folder: [path.unlink() for path in folder.iterdir()],
-    "missing part": lambda folder: [path.unlink() for path in folder.glob("part.*")],
+    "empty": lambda folder: _unlink_all(folder, "*"),
+    "missing part": lambda folder: _unlink_all(folder, "part.*"),
     "missing tensors": lambda folder: (folder / "part.safetensors").unlink(),
     "truncated tensors": lambda folder: os.truncate(folder / "part.safetensors", 20),
     "truncated text": lambda folder: os.truncate(folder / "part.json", 3),
-    "empty files": lambda folder: [os.truncate(path, 0) for path in folder.iterdir()],
+    "empty files": _truncate_all,
 }
 
 

@@ -18,8 +18,7 @@ from nfold.data import photographs
 from nfold.engines.base import Task
 from nfold.engines.torch import input_benchmark
 from nfold.engines.torch.batch import Batch
-from nfold.engines.torch.input.dataloader import BatchKey
-from nfold.engines.torch.input.image_files import build_batch
+from nfold.engines.torch.input.dataloader import BatchKey, build_batch
 from photos import folders
 
 PAUSE_S = 0.01

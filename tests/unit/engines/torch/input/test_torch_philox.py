@@ -2,7 +2,8 @@
 
 import torch
 
-from nfold.engines.torch.input.preprocessing import draws, philox, uniform_int
+from nfold.engines.sampling import philox
+from nfold.engines.torch.input.preprocessing import draws, uniform_int
 from philox_answers import KNOWN_ANSWERS
 
 
