@@ -81,7 +81,7 @@ class Plan:
         workers: loader processes per rank.
         decode: where image files are decoded; None if there are none.
         cache: ``decoded`` keeps decoded images.
-        bad_images: ``skip`` leaves out damaged images.
+        bad_images: ``skip`` ignores damaged images.
         kernels: ``tuned`` searches for the fastest kernels of a compiled step.
         accumulate: parts in which a rank computes its share of a batch.
         exchange: type in which gradients are sent.

@@ -79,6 +79,8 @@ STORED_NAMES = {
 They keep files of every version readable, and the ids of measurements equal.
 """
 JSON_SCHEMA_VERSION = 1  # of every JSON object that a command prints
+VARIANT_KEY = "ablation"  # of a variant in stored JSON
+
 T = TypeVar("T")
 
 

@@ -223,7 +223,7 @@ FINE_INTERVAL_S = 0.003  # in steps that are not timed
 COARSE_INTERVAL_S = 0.02  # in timed steps, which sampling must not slow down
 LONG_GAP_FACTOR = 2.0  # a gap longer than so many medians follows some steps only
 MAX_SAMPLED_LINES = 4  # of each kind of gap
-SAMPLER_THREAD_NAME = "nfold: whereabouts"
+SAMPLER_THREAD_NAME = "nfold: stack sampler"
 COLLECTIVE_MODULE = "torch.distributed.distributed_c10d"  # code in it waits for other ranks
 SampledLine = tuple[str, str | None]
 

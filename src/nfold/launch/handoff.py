@@ -37,7 +37,7 @@ from nfold.core.plan import Plan
 from nfold.core.process_identity import ProcessIdentity
 from nfold.core.redaction import redact_arguments, redact_text
 from nfold.core.script_profile import ReplayHints, ScriptProfile
-from nfold.core.serialization import deserialize, serialize
+from nfold.core.serialization import VARIANT_KEY, deserialize, serialize
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Phase, Task
@@ -126,43 +126,43 @@ class HandoffFolder:
         public = task.workload.redact()
         if public.script != task.workload.script:
             write_json(self._arguments_file, list(task.workload.script), private=True)
-        asked = {
+        stored = {
             "workload": serialize(public),
             "plan": task.plan.to_dict(),
-            "ablation": None
+            VARIANT_KEY: None
             if task.requested_variant is None
             else task.requested_variant.to_dict(),
             "machine": serialize(task.machine),
             "checkpoint": task.checkpoint,
             "checkpoint_every": task.checkpoint_every,
-            "turns": [turn.to_dict() for turn in task.interleaved_variants],
+            "turns": [variant.to_dict() for variant in task.interleaved_variants],
             "learnt": serialize(task.replay_hints),
         }
-        write_json(self.path / "task.json", asked)
+        write_json(self.path / "task.json", stored)
 
     def has_task(self) -> bool:
         return (self.path / "task.json").exists()
 
     def read_task(self, *, rank: int, local_rank: int, world_size: int) -> Task:
         """Return the task of one rank."""
-        asked = json.loads((self.path / "task.json").read_text())
-        ablation = asked["ablation"]
-        workload = deserialize(Workload, asked["workload"])
+        stored = json.loads((self.path / "task.json").read_text())
+        variant = stored[VARIANT_KEY]
+        workload = deserialize(Workload, stored["workload"])
         if self._arguments_file.exists():
             script = tuple(json.loads(self._arguments_file.read_text()))
             workload = dataclasses.replace(workload, script=script)
         return Task(
             workload=workload,
-            plan=Plan.from_dict(asked["plan"]),
-            requested_variant=None if ablation is None else Variant.from_dict(ablation),
-            machine=deserialize(Machine, asked["machine"]),
+            plan=Plan.from_dict(stored["plan"]),
+            requested_variant=None if variant is None else Variant.from_dict(variant),
+            machine=deserialize(Machine, stored["machine"]),
             rank=rank,
             local_rank=local_rank,
             world_size=world_size,
-            checkpoint=asked["checkpoint"],
-            checkpoint_every=asked["checkpoint_every"],
-            interleaved_variants=tuple(map(Variant.from_dict, asked["turns"])),
-            replay_hints=deserialize(ReplayHints, asked["learnt"]),
+            checkpoint=stored["checkpoint"],
+            checkpoint_every=stored["checkpoint_every"],
+            interleaved_variants=tuple(map(Variant.from_dict, stored["turns"])),
+            replay_hints=deserialize(ReplayHints, stored["learnt"]),
         )
 
     def write_samples(self, samples: RankSamples) -> None:

@@ -116,7 +116,7 @@ def launch_script(
     facts = {
         "schema": 1,
         "argv": redact_arguments(sys.argv),
-        "asked": _serialize_args(args),
+        "args": _serialize_args(args),
         "started_at": _utc_now(),
     }
     _write(folder, facts)
@@ -162,29 +162,29 @@ def exec_script(args: TorchrunArgs) -> NoReturn:
 
 
 def _launch(
-    folder: HandoffFolder, asked: TorchrunArgs, ranks: LocalRanks, rendezvous: Rendezvous
+    folder: HandoffFolder, args: TorchrunArgs, ranks: LocalRanks, rendezvous: Rendezvous
 ) -> ProcessSpec:
     run = module_command(
-        "nfold.launch.script_process", str(folder.path), asked.kind, str(ranks.cores_per_rank)
+        "nfold.launch.script_process", str(folder.path), args.kind, str(ranks.cores_per_rank)
     )
     group = RankGroup(
         processes=ranks.processes,
-        command=(*run, asked.script, *asked.arguments),
+        command=(*run, args.script, *args.arguments),
         nodes=rendezvous.nodes,
         backend=rendezvous.backend,
         endpoint=rendezvous.endpoint,
         run_id=rendezvous.run_id,
         conf=rendezvous.conf,
         node_rank=rendezvous.node_rank,
-        max_restarts=asked.max_restarts,
-        monitor_interval_s=asked.monitor_interval,
+        max_restarts=args.max_restarts,
+        monitor_interval_s=args.monitor_interval,
         shutdown_timeout_s=SHUTDOWN_TIMEOUT_S,
     )
     return ProcessSpec(
         command=agent_command(folder, group),
         environment=_environment(folder, ranks, alone=rendezvous.nodes[1] == 1),
         processes=ranks.processes,
-        restarts=asked.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
+        restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
         stop_grace_s=STOP_GRACE_S,
         marker_variable=FOLDER_VARIABLE,
@@ -271,10 +271,10 @@ def _last_line(file: Path) -> str:
     return lines[-1].strip() if lines else ""
 
 
-def _new_folder(asked: TorchrunArgs) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(asked.script).stem)[:40]
+def _new_folder(args: TorchrunArgs) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(args.script).stem)[:40]
     moment = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return (asked.results / RUNS_FOLDER / f"{moment}-{name}-{secrets.token_hex(3)}").absolute()
+    return (args.results / RUNS_FOLDER / f"{moment}-{name}-{secrets.token_hex(3)}").absolute()
 
 
 def _write(folder: HandoffFolder, facts: dict[str, Any]) -> None:
@@ -286,15 +286,15 @@ def _write(folder: HandoffFolder, facts: dict[str, Any]) -> None:
         ) from None
 
 
-def _serialize_args(asked: TorchrunArgs) -> dict[str, Any]:
+def _serialize_args(args: TorchrunArgs) -> dict[str, Any]:
     redacted = dataclasses.replace(
-        asked,
-        script=abbreviate_home(asked.script),
-        arguments=redact_arguments(asked.arguments),
-        rdzv_endpoint=asked.rdzv_endpoint and redact_text(asked.rdzv_endpoint),
-        rdzv_conf=asked.rdzv_conf and redact_text(asked.rdzv_conf),
+        args,
+        script=abbreviate_home(args.script),
+        arguments=redact_arguments(args.arguments),
+        rdzv_endpoint=args.rdzv_endpoint and redact_text(args.rdzv_endpoint),
+        rdzv_conf=args.rdzv_conf and redact_text(args.rdzv_conf),
     )
-    return {**serialize(redacted), "results": abbreviate_home(str(asked.results))}
+    return {**serialize(redacted), "results": abbreviate_home(str(args.results))}
 
 
 def _utc_now() -> str:

@@ -256,7 +256,7 @@ class Budget:
             "wrong": list(self.training_errors),
             "account": serialize(self.account),
             "changes": [change.to_json() for change in self.changes],
-            "warnings": [serialize(doubt) for doubt in self._all_caveats()],
+            "warnings": [serialize(caveat) for caveat in self._all_caveats()],
         }
 
     def _all_caveats(self) -> list[Caveat]:
