@@ -331,7 +331,7 @@ def break_even_batch(design: ExperimentDesign, view: MetricView) -> float:
     of N steps.
     """
     n = design.devices
-    many, more, share, other = (view.step(rung) for rung in break_even_trials(design))
+    many, more, share, other = (view.step(trial) for trial in break_even_trials(design))
     x = (design.plan.batch or 1) / n
     slope_n = (more - many) / ((BATCH_FACTOR - 1) * x)
     fixed_n = many - slope_n * x

@@ -60,7 +60,7 @@ def collect_caveats(
 ) -> tuple[Caveat, ...]:
     """Return all caveats of the trials that are not training errors."""
     others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
-    found = [doubt for doubt in results.caveats() if doubt.kind not in others]
+    found = [caveat for caveat in results.caveats() if caveat.kind not in others]
     if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         text = (
             "too few repeats to know how runs differ: intervals come from inside single runs, or "
@@ -77,9 +77,9 @@ def collect_caveats(
 
 
 def _independent_orders(design: ExperimentDesign, results: TrialResults) -> Iterator[Caveat]:
-    told = pytorch.duplicated_samples(design.profile) if design.profile is not None else None
-    if told is not None and SAME_SAMPLES not in {doubt.kind for doubt in results.caveats()}:
-        yield Caveat(kind="own_orders", text=told)
+    text = pytorch.duplicated_samples(design.profile) if design.profile is not None else None
+    if text is not None and SAME_SAMPLES not in {caveat.kind for caveat in results.caveats()}:
+        yield Caveat(kind="own_orders", text=text)
 
 
 def _uneven(design: ExperimentDesign) -> Iterator[Caveat]:
@@ -130,7 +130,7 @@ def faster_library_caveats(
 ) -> tuple[Caveat, ...]:
     """Warn if another library computes an operation faster without the devices."""
     runs = (
-        run for rung in (design.actual(), design.baseline) for run in results.runs[rung].values()
+        run for trial in (design.actual(), design.baseline) for run in results.runs[trial].values()
     )
     others = [part for run in runs for part in run.ranks[0].parts if part.baseline]
     taken = ((1e3 * median(part.seconds), part.name) for part in others)
@@ -151,8 +151,8 @@ def unmeasured_causes(
     """Return causes without a measured cost, each with its reason."""
     found = []
     for cause in applicable_causes(design):
-        asked = {*cause.multi_device_trials(design), *cause.one_device_evidence(design)}
-        reason = cause.skipped_reason(design) or results.missing_reason(asked)
+        trials = {*cause.multi_device_trials(design), *cause.one_device_evidence(design)}
+        reason = cause.skipped_reason(design) or results.missing_reason(trials)
         unknown = cause.unknown_part(design, view) if reason is None else None
         if unknown is not None:
             reason = unknown + _unmeasured_reason(cause, design, results)
@@ -165,8 +165,8 @@ def _unmeasured_reason(cause: Cause, design: ExperimentDesign, results: TrialRes
     never = cause.endless_reason(design) if isinstance(cause, EpochBoundaryCause) else None
     if never is not None:
         return never
-    told = [results.reasons.get(rung) for rung in cause.refining_trials(design)]
-    return next(filter(None, reversed(told)), NOT_ENOUGH_TIME)
+    reasons = [results.reasons.get(trial) for trial in cause.refining_trials(design)]
+    return next(filter(None, reversed(reasons)), NOT_ENOUGH_TIME)
 
 
 def epoch_boundary_lower_bound(
@@ -185,12 +185,12 @@ def epoch_boundary_lower_bound(
         return LowerBound(
             seconds=seconds, steps=steps, devices=design.devices, fix=fix, is_complete=True
         )
-    for rung in cause.short_epoch_trials(design):
-        steps, stalled_s = design.epoch_steps(rung.plan), results.stalled_s.get(rung)
+    for trial in cause.short_epoch_trials(design):
+        steps, stalled_s = design.epoch_steps(trial.plan), results.stalled_s.get(trial)
         if steps and stalled_s:
             fix, devices = (
                 pytorch.shorten_epoch_boundary(design.profile, waits=False),
-                rung.plan.devices or 1,
+                trial.plan.devices or 1,
             )
             return LowerBound(seconds=stalled_s, steps=steps, devices=devices, fix=fix)
     return None

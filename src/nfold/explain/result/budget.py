@@ -256,7 +256,7 @@ class Budget:
             "wrong": list(self.training_errors),
             "account": serialize(self.account),
             "changes": [change.to_json() for change in self.changes],
-            "warnings": [serialize(doubt) for doubt in self._all_caveats()],
+            "warnings": [serialize(caveat) for caveat in self._all_caveats()],
         }
 
     def _all_caveats(self) -> list[Caveat]:
@@ -265,9 +265,9 @@ class Budget:
             if self.devices_cannot_help
             else []
         )
-        told = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
+        found = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
         first = [Caveat(kind="headline", text=self.headline)] if self.headline else []
-        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in told)]
+        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in found)]
 
 
 def _is_gain(factor: Interval | None) -> bool:

@@ -446,5 +446,5 @@ def _firmer(budget: Budget, budget_s: float | None, tone: Tone) -> str:
 
 def format_budget(seconds: float) -> str:
     """A ``--budget`` value: ``90s`` or ``3m``."""
-    whole = round(seconds)
-    return f"{whole // 60}m" if whole % 60 == 0 else f"{whole}s"
+    rounded = round(seconds)
+    return f"{rounded // 60}m" if rounded % 60 == 0 else f"{rounded}s"
