@@ -331,9 +331,6 @@ def check_script_target(target: str, arguments: Sequence[str], *, module: bool) 
             f"{target} is a launcher; nfold explain starts one process per device itself; "
             f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
         )
-    if not (module or is_script(target)) and os.path.isfile(f"{target}.py"):
-        script = shlex.join([f"{target}.py", *arguments])
-        raise UsageError(f"{target}: a script ends with .py; next: nfold explain {script}")
     dotted = not module and DOTTED_NAME.fullmatch(target)
     if dotted and module_file(target, os.getcwd()) is not None:
         raise UsageError(

@@ -185,10 +185,10 @@ def detail_notes(budget: Budget) -> list[tuple[str, list[str]]]:
 
 def run_ids(budget: Budget) -> list[tuple[str, str]]:
     """Every finding with the ids of the measurements behind it."""
-    alone = " on one device" if budget.devices > 1 else ""
+    where = " on one device" if budget.devices > 1 else ""
     return [
         *((row.cause, ", ".join(row.evidence)) for row in budget.rows),
-        *((f"{row.cause}{alone}", ", ".join(row.evidence)) for row in budget.one_device_rows),
+        *((f"{row.cause}{where}", ", ".join(row.evidence)) for row in budget.one_device_rows),
     ]
 
 

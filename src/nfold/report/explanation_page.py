@@ -172,10 +172,8 @@ def _step_figure(drawing: FigureRenderer, budget: Budget, account: StepAccount) 
         x=x, x2="end:Q", color=alt.Color("colour:N", scale=None, legend=None)
     )
     texts = base.mark_text(color="#ffffff", fontWeight="bold").encode(x="middle:Q", text="text:N")
-    positive = [row for row in account.rows if row.ms.value > 0]
-    legend = mark_legend(
-        [row.label for row in positive], tuple(colours[row.id] for row in positive), "square"
-    )
+    shown = [row for row in account.rows if row.ms.value > 0]
+    legend = mark_legend([row.label for row in shown], [colours[row.id] for row in shown], "square")
     note = "Both do the same work per device." if len(names) > 1 else ""
     chart = _wide(alt.layer(bars_drawn, texts), len(names), 48)
     return drawing.render(chart, "Where a step goes, ms", note, legend)

@@ -77,9 +77,9 @@ def collect_caveats(
 
 
 def _independent_orders(design: ExperimentDesign, results: TrialResults) -> Iterator[Caveat]:
-    told = pytorch.duplicated_samples(design.profile) if design.profile is not None else None
-    if told is not None and SAME_SAMPLES not in {caveat.kind for caveat in results.caveats()}:
-        yield Caveat(kind="own_orders", text=told)
+    text = pytorch.duplicated_samples(design.profile) if design.profile is not None else None
+    if text is not None and SAME_SAMPLES not in {caveat.kind for caveat in results.caveats()}:
+        yield Caveat(kind="own_orders", text=text)
 
 
 def _uneven(design: ExperimentDesign) -> Iterator[Caveat]:
@@ -165,8 +165,8 @@ def _unmeasured_reason(cause: Cause, design: ExperimentDesign, results: TrialRes
     never = cause.endless_reason(design) if isinstance(cause, EpochBoundaryCause) else None
     if never is not None:
         return never
-    told = [results.reasons.get(trial) for trial in cause.refining_trials(design)]
-    return next(filter(None, reversed(told)), NOT_ENOUGH_TIME)
+    reasons = [results.reasons.get(trial) for trial in cause.refining_trials(design)]
+    return next(filter(None, reversed(reasons)), NOT_ENOUGH_TIME)
 
 
 def epoch_boundary_lower_bound(

@@ -24,9 +24,9 @@ def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -
     words = trainers.trainer_advice(profile)
     if profile.sparse_gradient_bytes:
         return at_location(words.location(profile, "wrapper"), _use_dense_gradients(profile))
-    said = halve_gradient_bytes(profile)
-    if said and not half_tried:
-        return said
+    setting = halve_gradient_bytes(profile)
+    if setting and not half_tried:
+        return setting
     why = " (half of the bytes: no gain beyond the noise)" if half_tried else ""
     return at_location(words.location(profile, "wrapper"), f"{words.send_less_often}{why}")
 

@@ -361,14 +361,14 @@ def busiest_gap(
     samples.
     """
     each = [[spot for spot in spots if spot.kind == when] for spots in ranks]
-    whole = [sum(spot.seconds for spot in spots) for spots in each]
-    who = max(range(len(whole)), key=whole.__getitem__, default=0) if rank is None else rank
-    if who >= len(whole) or whole[who] < MIN_SAMPLED_S:
+    totals = [sum(spot.seconds for spot in spots) for spots in each]
+    busiest = max(range(len(totals)), key=totals.__getitem__, default=0) if rank is None else rank
+    if busiest >= len(totals) or totals[busiest] < MIN_SAMPLED_S:
         return None
-    others = [seconds for other, seconds in enumerate(whole) if other != who]
-    alone = bool(others) and max(others) < OTHER_RANK_FRACTION * whole[who]
-    spot = max(each[who], key=lambda one: one.seconds)
-    return GapLocation(spot, spot.seconds / whole[who], who if alone else None)
+    others = [seconds for other, seconds in enumerate(totals) if other != busiest]
+    is_alone = bool(others) and max(others) < OTHER_RANK_FRACTION * totals[busiest]
+    spot = max(each[busiest], key=lambda one: one.seconds)
+    return GapLocation(spot, spot.seconds / totals[busiest], busiest if is_alone else None)
 
 
 def shorten_epoch_boundary(

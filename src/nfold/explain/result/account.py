@@ -1,4 +1,4 @@
-"""The account of one step on the devices asked for, and the changes that would shorten it."""
+"""The account of one step on the requested devices, and the changes that would shorten it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What to write where, and what it gains on the devices asked for.
+    """What to write where, and what it gains on the requested devices.
 
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
     for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value

@@ -265,9 +265,9 @@ class Budget:
             if self.devices_cannot_help
             else []
         )
-        told = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
+        found = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
         first = [Caveat(kind="headline", text=self.headline)] if self.headline else []
-        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in told)]
+        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in found)]
 
 
 def _is_gain(factor: Interval | None) -> bool:

@@ -138,7 +138,7 @@ def build_view(
         summary=_summary(budget, account),
         untested=_untested(budget),
         caveats=_caveats(budget),
-        firmer=_firmer(budget, budget_s),
+        firmer=_firmer(budget, budget_s, tone),
     )
 
 
@@ -436,9 +436,9 @@ def _caveats(budget: Budget) -> str:
     return f"Uncertain: {', '.join(dict.fromkeys(names))}." if names else ""
 
 
-def _firmer(budget: Budget, budget_s: float | None) -> str:
+def _firmer(budget: Budget, budget_s: float | None, tone: Tone) -> str:
     uncertain = any(caveat.kind not in NOT_UNCERTAIN for caveat in budget.caveats)
-    if budget_s is None or not (uncertain or budget.skipped_causes):
+    if budget_s is None or not (uncertain or budget.skipped_causes or tone == "unknown"):
         return ""
     longer = next((seconds for seconds in BUDGETS_S if seconds > budget_s), 3 * budget_s)
     return f"Firmer: --budget {format_budget(longer)} continues from here."
@@ -446,5 +446,5 @@ def _firmer(budget: Budget, budget_s: float | None) -> str:
 
 def format_budget(seconds: float) -> str:
     """A ``--budget`` value: ``90s`` or ``3m``."""
-    whole = round(seconds)
-    return f"{whole // 60}m" if whole % 60 == 0 else f"{whole}s"
+    rounded = round(seconds)
+    return f"{rounded // 60}m" if rounded % 60 == 0 else f"{rounded}s"
