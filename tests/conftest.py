@@ -18,7 +18,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 4
 """One of so many slow tests runs at a commit."""
-OF_A_JOB = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NFOLD_RESULTS", "NFOLD_PARENT")
+OF_A_JOB = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "NFOLD_SESSION",
+    "NFOLD_RESULTS",
+    "NFOLD_PARENT",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -232,7 +232,9 @@ def test_every_field_report_has_its_command_in_its_document() -> None:
     commands = "\n".join(FENCED_TEXT.findall(text))
     named = re.findall(r"^nfold (?:bench|report) --report ([\w-]+)", commands, re.MULTILINE)
     assert set(named) == set(FIELD_REPORTS)
-    sections = re.findall(r"^## \d.*\n\n```sh\nnfold bench --report ([\w-]+)$", text, re.MULTILINE)
+    sections = re.findall(
+        r"^## \d.*\n\n```sh\n(?:pip .*\n)?nfold bench --report ([\w-]+)$", text, re.MULTILINE
+    )
     assert sections == list(FIELD_REPORTS)
 
 

@@ -47,7 +47,7 @@ def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     tested = {row["cause"] for row in found["budget"]}
     assert "undivided-work" in tested
     assert {"untested_network", "untested_storage", "untested_memory"} <= untested
-    assert (tmp_path / "nfold-results" / "digits" / "explain.md").exists()
+    assert (tmp_path / "nfold-results" / "digits-samples=128" / "explain.md").exists()
     with Store.open(tmp_path / "nfold-results") as store:
         _shared_runs(store.measurements())
 
@@ -69,7 +69,7 @@ def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
     assert found["n_devices"]["samples_per_s"]["value"] > 0
     assert {row["cause"] for row in found["budget"]} == {"launch-bound", "threads"}
     reasons = {w["kind"]: w["text"] for w in found["warnings"]}
-    assert reasons["untested_link"] == "the devices of an operation exchange nothing"
+    assert reasons["untested_link"] == "the devices of an operation do not communicate"
     assert "ended_early" not in reasons
     with Store.open(tmp_path / "nfold-results") as store:
         assert {one.status for one in store.measurements()} == {"ok"}

@@ -217,7 +217,7 @@ def test_refusal_is_reported_if_cleanup_fails(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "unbatched", devices=1, batch=16)
     assert found.status == "unsupported"
     assert found.cause is not None
-    assert found.cause.text.startswith("a batch of 16 a rank")
+    assert found.cause.text.startswith("batch size 16 per rank")
 
 
 def test_truncated_passes_are_scaled(tmp_path: Path) -> None:

@@ -144,12 +144,12 @@ def test_a_single_rank_also_runs_in_the_parent_s_process(tmp_path: Path) -> None
     script = f"""
 from pathlib import Path
 from made import plan
-from nfold.launch.launch_spec import Options
+from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.core.workload import Workload
 host = inspect_machine()
-options = Options(results=Path({str(tmp_path)!r}), in_process=True)
+options = RunOptions(results=Path({str(tmp_path)!r}), in_process=True)
 digits = Workload.parse("digits")
 done = run(digits, plan(host, steps=5, warmup_steps=1), machine=host, options=options)
 assert done.status == "ok", done.cause

@@ -160,7 +160,7 @@ def test_an_interruption_keeps_the_checkpoint_and_reports_the_next_step(one_devi
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130, errors
-    assert "run the same command again" in errors
+    assert "the same command resumes" in errors
     assert one_device.stored("results").status == "interrupted"
     other = one_device.run("results", "--checkpoint", "kept", "--seed", "1")
     assert other.returncode == 2
@@ -180,7 +180,7 @@ def test_a_failed_run_reports_why_and_where_its_log_is(one_device: Train) -> Non
     assert process.returncode == 1
     assert "SIGKILL" in errors
     assert "rank-0.log" in errors
-    assert "run the same command again" in errors
+    assert "the same command resumes" in errors
 
 
 def test_a_checkpoint_of_version_0_1_is_continued(

@@ -66,10 +66,10 @@ def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.Monke
 def test_what_a_loop_decides_is_refused_but_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("nfold.toml").write_text("batch = 64\nepochs = 3\n")
     nfold.Run(device="cpu")
-    with pytest.raises(UsageError, match=r"batch is not a script's plan.*run\.loader"):
+    with pytest.raises(UsageError, match=r"batch cannot be set.*run\.loader"):
         nfold.Run(device="cpu", batch=64)
     monkeypatch.setenv(PLAN_VARIABLE, json.dumps({"epochs": 2}))
-    with pytest.raises(UsageError, match=r"epochs is not a script's plan.*own loop"):
+    with pytest.raises(UsageError, match=r"epochs cannot be set.*own loop"):
         nfold.Run(device="cpu")
 
 

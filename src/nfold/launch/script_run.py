@@ -116,7 +116,7 @@ def launch_script(
     facts = {
         "schema": 1,
         "argv": redact_arguments(sys.argv),
-        "args": _serialize_args(args),
+        "asked": _serialize_args(args),
         "started_at": _utc_now(),
     }
     _write(folder, facts)

@@ -134,8 +134,8 @@ def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None
     named: str | None = fields.get("device")
     if kind and named not in (None, kind):
         raise UsageError(
-            f"--nproc-per-node {nproc} conflicts with --plan device={named}; next: remove "
-            "--plan device"
+            f"--nproc-per-node {nproc} conflicts with --plan device={named}: allowed is "
+            "one device type; next: remove --plan device"
         )
     return kind or named, count
 

@@ -62,7 +62,7 @@ def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
     assert ladder.profile is not None
     assert ladder.profile.replay_hints.script_sets_batch_size
     found = build_budget("train.py", ladder, experiment.results)
-    told = "With smaller batches it fails (ValueError: 50): a step below is 2 of its own."
+    told = "With smaller batches it fails (ValueError: 50): a step below is 2 of the script's own."
     assert found.headline.endswith(told)
     assert not any("ValueError" in one for one in experiment.results.reasons.values())
     assert "single-process" in {row.cause for row in found.rows}

@@ -120,7 +120,7 @@ def test_what_had_its_turns_before_a_run_failed_is_not_run_again() -> None:
     assert trees > 1
     assert not experiment.results.reasons
     told = {doubt.kind: doubt.text for doubt in found.caveats}
-    assert "ended before its time (it met a bus): some were timed for" in told["ended_early"]
+    assert "ended early (it met a bus)" in told["ended_early"]
 
 
 def _first_half(rank: RankSamples) -> RankSamples:
@@ -143,7 +143,7 @@ def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:
     experiment = Experiment(target(script, run=run), TimeBudget(SECONDS), ExperimentEvents())
     measured = experiment.run(ladder())
     told = {d.kind: d.text for d in build_budget("digits", measured, experiment.results).caveats}
-    assert "some were timed for 7 steps" in told["ended_early"]
+    assert "some trials have 7 timed steps" in told["ended_early"]
     assert "ended_early" not in {doubt.kind for doubt in explained(script).caveats}
 
 
@@ -179,7 +179,7 @@ def test_turns_that_cannot_share_a_run_are_refused(
     refused = status(*turns)
     assert refused.status == "unsupported"
     assert refused.cause is not None
-    assert "cannot change between two steps" in refused.cause.text
+    assert "cannot be interleaved" in refused.cause.text
 
 
 def _slower_in_the_end(usual: Any, times: float) -> Any:

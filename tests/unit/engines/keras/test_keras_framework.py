@@ -138,7 +138,7 @@ def test_compiled_tensorflow_has_both_layouts_on_a_cpu() -> None:
         ({"input": "generator"}, "Keras's"),
         ({"devices": 2, "strategy": "mirrored"}, "TensorFlow's"),
         ({"steps_per_execution": 4}, "as one CUDA graph"),
-        ({"allocation": "growth"}, "as it needs it"),
+        ({"allocation": "growth"}, "on demand"),
     ],
 )
 def test_torch_refuses_what_is_kerass(changes: dict[str, Any], said: str) -> None:
