@@ -22,6 +22,7 @@ Tone = Literal["costly", "healthy", "unknown", "wrong"]
 DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 STARVED_FRACTION = 0.2
 """Of the step: one device that waits for its input this long is starved too."""
+MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
 UNCERTAIN_FRACTION = 0.15
 """Half the width of an interval over its value: wider intervals are printed."""
 NOISE_FRACTION = 0.2
@@ -186,8 +187,8 @@ def format_factor(factor: Interval, *, always: bool = False) -> str:
     text = f"{factor.value:.2f}x"
     if factor.low is None or factor.high is None or f"{factor.low:.2f}" == f"{factor.high:.2f}":
         return text
-    if factor.high > 10 * factor.value:
-        return f"{text} ({factor.low:.2f} or more)"
+    if factor.high > MAX_SHOWN_SPREAD * factor.value:
+        return f"{text} (few repeats)"
     wide = max(factor.high - factor.value, factor.value - factor.low)
     if always or wide > UNCERTAIN_FRACTION * factor.value:
         text += f" ({factor.low:.2f}–{factor.high:.2f})"
