@@ -137,7 +137,7 @@ def _mean(found: list[TelemetryRow], column: str) -> float:
 def test_it_ends_with_a_parent_that_is_killed(run: Run) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom nfold.telemetry import sampler\n"
-        f"print(sampler.start(Path({str(run.csv)!r}), Path({str(run.ranks)!r}), (), 0.1).pid, "
+        f"print(sampler.start_sampler(Path({str(run.csv)!r}), Path({str(run.ranks)!r}), (), 0.1).pid, "
         "flush=True)\ntime.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
