@@ -53,7 +53,7 @@ from nfold.report.stored_explanation import (
     write_values,
 )
 from nfold.report.writer import write_explanation_report
-from nfold.sandbox import clean_up_stale
+from nfold.sandbox import clean_up_stale, unprotected_reason
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
 
@@ -75,6 +75,11 @@ class ExplainOptions(PlanOptions):
     show: bool
 
 
+UNPROTECTED_NOTE = (
+    "nfold cannot hold back every write of the script on this machine ({reason}). What its Python "
+    "code writes is undone; what C libraries and programs that it starts (cp, git) write under "
+    "absolute paths is not"
+)
 STOPPED_MESSAGE = (
     "nfold: stopped before one device and all devices were measured, so there is no result yet; "
     "next: the same command, which continues from here"
@@ -93,16 +98,20 @@ def run_explain(request: ExplainOptions) -> int:
     budget_s = parse_seconds(request.budget)
     machine = inspect_machine()
     subject = _subject(request, machine)
+    is_script = bool(subject.workload.script)
+    unprotected = unprotected_reason(request.results) if is_script else None
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent()) as warm_agent,
+        closing(WarmAgent(script=is_script)) as warm_agent,
     ):
         options = request.run_options(stop=stop, warm_agent=warm_agent)
         runner = _runner(request, subject.workload, machine, store, options)
         with open_screen(sys.stderr, plain=request.plain) as screen:
             for line in undo_interrupted_runs(request):
                 screen.print_line(terminal_safe(line))
+            if unprotected is not None:
+                screen.print_line(terminal_safe(UNPROTECTED_NOTE.format(reason=unprotected)))
             progress = ExplainProgress(screen, runner.target_name)
             experiment = Experiment(runner, TimeBudget(budget_s), progress, stop)
             design = _run(experiment, subject)

@@ -20,6 +20,8 @@ from nfold.core.serialization import deserialize
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RankGroup
 from nfold.launch.rank_lifecycle import redirect_output
+from nfold.sandbox import enter_view
+from nfold.sandbox.overlay import SHARED, STATE_VARIABLE, unshare_mounts
 
 LOOPBACK = "127.0.0.1"
 TORCH_LAUNCHER = "torch.distributed.launcher.api"
@@ -29,10 +31,14 @@ def main() -> None:
     """Start the ranks, wait for them and write their exit codes."""
     die_with_parent()
     folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _wait_for_folder()
+    if os.environ.get(STATE_VARIABLE) == SHARED:
+        enter_view(folder.sandbox, unshared=not sys.argv[1:])
     sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.read_group())))
 
 
 def _wait_for_folder() -> HandoffFolder:
+    if os.environ.get(STATE_VARIABLE) == SHARED:
+        unshare_mounts()
     importlib.import_module(TORCH_LAUNCHER)
     line = sys.stdin.readline()
     if not line:

@@ -87,6 +87,7 @@ class HandoffFolder:
         self.telemetry_csv = path / "telemetry.csv"
         self.ranks_file = path / "ranks.json"
         self.agent_log = path / "agent.log"
+        self.sandbox = path / "scratch"
         self._group_file = path / "group.json"
         self._arguments_file = path / "arguments.json"
 

@@ -17,6 +17,7 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
 from nfold.launch.handoff import HandoffFolder
 from nfold.sandbox import session_environment
+from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, PER_RANK, SHARED, STATE_VARIABLE
 
 CPU_MALLOC_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -87,17 +88,25 @@ MARKER_VARIABLE = "NFOLD_MEASUREMENT"
 
 
 def spec_for_plan(
-    folder: HandoffFolder, plan: Plan, processes: int, *, script: bool = False
+    folder: HandoffFolder,
+    plan: Plan,
+    processes: int,
+    *,
+    script: bool = False,
+    independent: bool = False,
 ) -> ProcessSpec:
     """Return the process tree of a measurement; the agent starts its ranks if there are several.
 
-    Writes the group for the agent into the folder. A script keeps its OMP_NUM_THREADS.
+    Writes the group for the agent into the folder. A script keeps its OMP_NUM_THREADS. Independent
+    ranks do not see each other's files.
     """
     worker = module_command("nfold.launch.workload_process", str(folder.path))
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
     if script:
         environment[MARKER_VARIABLE] = folder.path.name
         environment |= session_environment()
+        if views_are_allowed():
+            environment[STATE_VARIABLE] = PER_RANK if independent else SHARED
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -114,6 +123,11 @@ def spec_for_plan(
         # On CPU devices its start would take cores from ranks.
         may_use_warm_agent=processes > 1 and plan.device == "cuda",
     )
+
+
+def views_are_allowed() -> bool:
+    """Return whether scripts run in a view of the file system; see ``unprotected_reason``."""
+    return os.environ.get(MODE_VARIABLE) != JOURNAL_ONLY
 
 
 def agent_command(folder: HandoffFolder, group: RankGroup) -> tuple[str, ...]:
@@ -136,10 +150,12 @@ class WarmAgent:
     """An agent process that has imported torch and waits for the next run.
 
     A new one starts whenever one is taken, while the ranks of that run start: before anything is
-    timed.
+    timed. With ``script`` it can enter a view of the file system: a namespace must be made before
+    there are threads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, script: bool = False) -> None:
+        self._environment = {STATE_VARIABLE: SHARED} if script and views_are_allowed() else {}
         self._waiting: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
@@ -155,7 +171,7 @@ class WarmAgent:
 
         ``environment`` becomes the whole environment of the agent and its ranks.
         """
-        taken, self._waiting = self._waiting, _start_agent()
+        taken, self._waiting = self._waiting, self._start()
         if taken is None:
             return None
         assert taken.stdin is not None
@@ -168,16 +184,15 @@ class WarmAgent:
             return None
         return taken
 
-
-def _start_agent() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        module_command(AGENT_MODULE),
-        env=child_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            module_command(AGENT_MODULE),
+            env=child_environment(**self._environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
 
 @dataclass

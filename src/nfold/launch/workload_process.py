@@ -34,10 +34,9 @@ from nfold.launch.rank_lifecycle import (
     redirect_output,
     stacks_on_signal,
 )
-from nfold.sandbox import clean_up
+from nfold.sandbox import clean_up, enter_view, guard_view
 from nfold.sandbox import enter_sandbox as enter_sandbox_folder
-
-SANDBOX_NAME = "scratch"
+from nfold.sandbox.overlay import ENTERED, PER_RANK, SHARED, STATE_VARIABLE
 
 
 def enter_sandbox(task: Task, folder: HandoffFolder) -> Task:
@@ -48,8 +47,13 @@ def enter_sandbox(task: Task, folder: HandoffFolder) -> Task:
     if not task.workload.script:
         return task
     name = f"-{task.rank}" if task.variant.independent else ""
+    if os.environ.get(STATE_VARIABLE) in (SHARED, PER_RANK):
+        enter_view(folder.sandbox, name)
+    if os.environ.get(STATE_VARIABLE) == ENTERED:
+        guard_view()
+        return task
     module, original_folder = task.workload.module, os.getcwd()
-    sandbox = enter_sandbox_folder(folder.path / SANDBOX_NAME, name)
+    sandbox = enter_sandbox_folder(folder.sandbox, name)
     path, *arguments = task.workload.script
     if module is None:
         path = sandbox.prepare_script(path)
@@ -64,7 +68,7 @@ def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
 
     Raises MachineUnfit if the script was not allowed to change a file.
     """
-    report = clean_up(folder.path / SANDBOX_NAME)
+    report = clean_up(folder.sandbox)
     if report.refusal is not None:
         raise MachineUnfit(report.refusal)
     written = [Caveat(kind="would_have_written", text=str(report))] if report.files else []

@@ -29,7 +29,7 @@ from nfold.launch.launch_spec import RunOptions, spec_for_plan
 from nfold.launch.script_run import describe_detached
 from nfold.launch.supervisor import POLL_S, Supervisor, TelemetrySession, TreeExit
 from nfold.launch.verdict import determine_status
-from nfold.launch.workload_process import SANDBOX_NAME, run_rank, settle_sandbox
+from nfold.launch.workload_process import run_rank, settle_sandbox
 from nfold.sandbox import needs_restore, restore_command
 
 MEASUREMENTS_FOLDER = "measurements"
@@ -200,7 +200,13 @@ def _in_process_tree(
     gpus = _gpus(task)
     options.stop.abort_notice = functools.partial(_abort_notice, folder)
     with TelemetrySession(folder, gpus, options) as telemetry:
-        launch = spec_for_plan(folder, task.plan, processes, script=bool(task.workload.script))
+        launch = spec_for_plan(
+            folder,
+            task.plan,
+            processes,
+            script=bool(task.workload.script),
+            independent=task.variant.independent,
+        )
         ending = Supervisor(folder, launch, telemetry.options).run()
     outcome = _read_outcome(folder, ending, processes)
     sandbox_caveats = settle_sandbox(folder)
@@ -219,7 +225,7 @@ def _in_process_tree(
 
 
 def _abort_notice(folder: HandoffFolder) -> str:
-    sandbox = folder.path / SANDBOX_NAME
+    sandbox = folder.sandbox
     if not needs_restore(sandbox):
         return ""
     command = restore_command(os.path.realpath(sandbox))

@@ -175,7 +175,7 @@ def detail_notes(budget: Budget) -> list[tuple[str, list[str]]]:
         groups.setdefault(reason, []).append(cause)
     untested = [f"{join_words(causes)}: {reason}" for reason, causes in groups.items()]
     caveats = [
-        f"The script {one.text}. None of it was kept." if one.kind in NOT_UNCERTAIN else one.text
+        f"The script {one.text}." if one.kind in NOT_UNCERTAIN else one.text
         for one in budget.caveats
     ]
     return [

@@ -1,9 +1,12 @@
 """Copy-on-write working directory for a user's script.
 
+Where the machine allows it, the script runs in a view of the file system whose writes go to
+``folder/upper*`` (``overlay``). Otherwise it runs in a mirror, with a journal:
+
     folder/root*       the file system as links; a file becomes a copy when the script writes to it
     folder/journal     backups of files that the script changed under absolute paths; undone later
     folder/touched*    every path that the script wrote to
-    folder/lock        held while a process of the run is alive
+    folder/lock        in both cases: held while a process of the run is alive
     folder/refused     why the script was not allowed to change a file
 
 Each rank enters the sandbox before the script starts; the parent cleans it up when the run has
@@ -19,7 +22,10 @@ from nfold.sandbox.sandbox import (
     clean_up,
     clean_up_stale,
     enter_sandbox,
+    enter_view,
+    guard_view,
     needs_restore,
+    unprotected_reason,
 )
 
 __all__ = [
@@ -28,7 +34,10 @@ __all__ = [
     "clean_up",
     "clean_up_stale",
     "enter_sandbox",
+    "enter_view",
+    "guard_view",
     "needs_restore",
     "restore_command",
     "session_environment",
+    "unprotected_reason",
 ]

@@ -11,14 +11,14 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from nfold.core.import_hooks import call_after_import
 
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class WriteListener(Protocol):
+class WriteListener:
     """Receives every change before it is made. Paths are absolute, but not normalized."""
 
     def on_write(self, path: str, *, empties: bool = False) -> None:

@@ -144,13 +144,18 @@ def _copy(source: str, target: str, *, empty: bool) -> None:
     else:
         size = os.path.getsize(source)
         if size > MAX_COPIED_BYTES:
-            raise PermissionError(
-                f"{source} has {size / 1e9:.1f} GB, nfold copies at most "
-                f"{MAX_COPIED_BYTES / 1e9:.1f} GB of a file that a script changes; next: open it "
-                "for reading, or explain the script with a smaller one"
-            )
+            raise large_file_error(source, size)
         shutil.copy2(source, target)
     os.chmod(target, os.stat(target).st_mode | stat.S_IWUSR)
+
+
+def large_file_error(path: str, size: int) -> PermissionError:
+    """Return the error for a script that changes a file too large to copy."""
+    return PermissionError(
+        f"{path} has {size / 1e9:.1f} GB, nfold copies at most {MAX_COPIED_BYTES / 1e9:.1f} GB of "
+        "a file that a script changes; next: open it for reading, or explain the script with a "
+        "smaller one"
+    )
 
 
 def _swap(folder: str, link: str) -> None:

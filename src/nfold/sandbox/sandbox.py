@@ -7,18 +7,32 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from nfold.core.errors import MachineUnfit
 from nfold.core.source_location import SANDBOX_ROOTS, display_path
-from nfold.sandbox.audit_events import AUDIT_HOOK, wrap_unaudited_writers
+from nfold.sandbox.audit_events import AUDIT_HOOK, WriteListener, wrap_unaudited_writers
 from nfold.sandbox.file_claims import FileClaims, results_folder
 from nfold.sandbox.file_lock import lock_file
-from nfold.sandbox.mirror import CopyOnWriteMirror
+from nfold.sandbox.mirror import MAX_COPIED_BYTES, CopyOnWriteMirror, large_file_error
+from nfold.sandbox.overlay import (
+    JOURNAL_ONLY,
+    MODE_VARIABLE,
+    UPPER,
+    enter_overlay,
+    mount_view,
+    remove_uppers,
+    temporary_caches,
+    unavailable_reason,
+    written_files,
+)
 from nfold.sandbox.undo_journal import UndoJournal
 
 ROOT, JOURNAL, WRITE_LOG, LOCK = "root", "journal", "touched", "lock"
@@ -43,7 +57,7 @@ HOME_CACHES = (".cache", ".triton", ".nv", ".torch", ".keras", ".config/matplotl
 SYSTEM_ROOTS = ("/dev", "/proc", "/sys", "/run")
 
 
-class Sandbox:
+class Sandbox(WriteListener):
     """The sandbox of one script's run, entered by this process; ``close`` is for tests.
 
     Ranks with another ``name`` do not see each other's files, but share the journal: files outside
@@ -158,23 +172,84 @@ def enter_sandbox(folder: Path, name: str = "") -> Sandbox:
     """
     folder = Path(os.path.realpath(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    sys.dont_write_bytecode = True
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    _stop_byte_code()
     sandbox = Sandbox(folder, name)
     wrap_unaudited_writers()
     AUDIT_HOOK.set_listener(sandbox)
     return sandbox
 
 
-def _excluded_paths() -> list[str]:
+def enter_view(folder: Path, name: str = "", *, unshared: bool = False) -> None:
+    """Enter a view of the file system in which this process changes nothing outside of ``folder``.
+
+    ``unshared``: the process has a mount namespace of its own already. Raises MachineUnfit if the
+    machine does not allow it.
+    """
+    folder = Path(os.path.realpath(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    _VIEW_LOCKS.append(lock_file(folder / LOCK, fcntl.LOCK_SH))
+    kept = [*_cache_paths(), *temporary_caches(), str(folder.parent)]
+    enter = mount_view if unshared else enter_overlay
+    try:
+        enter(folder, name, kept, [os.getcwd()])
+    except OSError as error:
+        raise MachineUnfit(
+            f"no view of the file system ({error.strerror}); next: {MODE_VARIABLE}={JOURNAL_ONLY} "
+            "in the environment, which undoes only what Python code writes"
+        ) from error
+
+
+class LargeCopyGuard(WriteListener):
+    """Refuses to change a large file in a view: the kernel would copy it first."""
+
+    def __init__(self) -> None:
+        self._since = time.time()
+
+    def on_write(self, path: str, *, empties: bool = False) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            status = os.stat(path)
+            is_old = stat.S_ISREG(status.st_mode) and status.st_mtime < self._since
+            if is_old and not empties and status.st_size > MAX_COPIED_BYTES:
+                raise large_file_error(path, status.st_size)
+
+
+def guard_view() -> None:
+    """Refuse changes of large files in the view that this process has entered."""
+    _stop_byte_code()
+    wrap_unaudited_writers()
+    AUDIT_HOOK.set_listener(LargeCopyGuard())
+
+
+def unprotected_reason(results: Path) -> str | None:
+    """Return why writes of C libraries and of other programs cannot be held back here, or None.
+
+    Then scripts of this process and its children use the mirror and the journal.
+    """
+    folder = results.absolute() / f"view-{os.getpid()}"
+    reason = unavailable_reason(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    if reason is not None:
+        os.environ[MODE_VARIABLE] = JOURNAL_ONLY
+    return reason
+
+
+_VIEW_LOCKS: list[IO[bytes]] = []  # held until this process ends
+
+
+def _stop_byte_code() -> None:
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
+def _cache_paths() -> list[str]:
     home = os.path.expanduser("~")
     named = (os.environ.get(name, "") for name in CACHE_VARIABLES)
-    found = [
-        *SYSTEM_ROOTS,
-        tempfile.gettempdir(),
-        *(os.path.join(home, name) for name in HOME_CACHES),
-    ]
-    return [os.path.realpath(path) for path in [*found, *filter(None, named)]]
+    found = [*(os.path.join(home, name) for name in HOME_CACHES), *filter(None, named)]
+    return [os.path.realpath(path) for path in found]
+
+
+def _excluded_paths() -> list[str]:
+    return [*SYSTEM_ROOTS, os.path.realpath(tempfile.gettempdir()), *_cache_paths()]
 
 
 def _resolve_parent(path: str) -> str:
@@ -193,12 +268,14 @@ MAX_LISTED_FILES = 3
 class WriteReport:
     """What a script would have written: paths with sizes in bytes, the first written first.
 
+    ``is_protected``: nothing that it or a program of it wrote is left outside of the sandbox.
     ``restored_count`` counts the files outside the sandbox that it changed and that are as before
     again; ``restore_errors`` has a sentence for each that is not. ``refusal`` says why the script
     was not allowed to change a file.
     """
 
     files: tuple[tuple[str, int], ...] = ()
+    is_protected: bool = False
     restored_count: int = 0
     restore_errors: tuple[str, ...] = ()
     refusal: str | None = None
@@ -210,9 +287,10 @@ class WriteReport:
         names = [display_path(path) for path, _ in self.files[:MAX_LISTED_FILES]]
         more = ", ..." if count > MAX_LISTED_FILES else ""
         restored = f"; {self.restored_count} elsewhere, undone" if self.restored_count else ""
+        kept = "none was kept" if self.is_protected else "what its Python code wrote was undone"
         return (
             f"would have written {count} file{'s' * (count != 1)} ({_format_size(size)}): "
-            f"{', '.join(names)}{more}{restored}"
+            f"{', '.join(names)}{more}{restored}; {kept}"
         )
 
 
@@ -252,7 +330,9 @@ def _undo_and_remove(folder: Path) -> WriteReport:
     for root in roots:
         for write in _logged_writes(folder / root.name.replace(ROOT, WRITE_LOG, 1)):
             logged.setdefault(write, root)
-    files = tuple(_written_sizes(logged))
+    files = (*written_files(folder), *_written_sizes(logged))
+    is_protected = any(folder.glob(f"{UPPER}*"))
+    remove_uppers(folder)
     refusal = folder / REFUSAL
     reason = refusal.read_text() if refusal.exists() else None
     failed = UndoJournal(str(folder / JOURNAL), FileClaims(str(folder))).undo()
@@ -262,6 +342,7 @@ def _undo_and_remove(folder: Path) -> WriteReport:
         shutil.rmtree(folder, ignore_errors=True)
     return WriteReport(
         files=files,
+        is_protected=is_protected,
         restored_count=sum(not in_mirror for _, in_mirror in logged),
         restore_errors=tuple(failed),
         refusal=reason,

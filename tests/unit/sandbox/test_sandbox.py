@@ -180,7 +180,8 @@ def test_absolute_paths_into_the_working_directory_are_undone(
     assert state(project) == before
     assert touched.restored_count == 2
     assert str(touched) == (
-        "would have written 2 files (6 bytes): log.txt, out.txt; 2 elsewhere, undone"
+        "would have written 2 files (6 bytes): log.txt, out.txt; 2 elsewhere, undone; "
+        "what its Python code wrote was undone"
     )
 
 
@@ -211,7 +212,8 @@ def test_the_files_are_counted_and_named(project: Path, enter: Callable[[], Sand
     Path("gone.txt").unlink()
     scratch.close()
     assert str(clean_up(scratch.folder)) == (
-        "would have written 4 files (4.0 kB): out-0.txt, out-1.txt, out-2.txt, ..."
+        "would have written 4 files (4.0 kB): out-0.txt, out-1.txt, out-2.txt, ...; "
+        "what its Python code wrote was undone"
     )
 
 
