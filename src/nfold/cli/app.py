@@ -105,8 +105,8 @@ def explain(**options: Any) -> None:
     Runs the plan repeatedly with one thing changed, in fresh processes and random order, until the
     time limit. Stored runs are reused: the same command with a larger --budget continues.
 
-    A script runs unchanged in a sandbox folder and is stopped after enough steps. Files that it
-    writes are counted and discarded.
+    A script runs unchanged in a sandbox and is stopped after enough steps. Files that it writes are
+    counted and discarded.
     """
     if options["target"] and not options["module"]:
         declared.refuse_missing_suffix(options["target"])
