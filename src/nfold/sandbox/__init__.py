@@ -12,7 +12,7 @@ ended, however it ended. Uses the standard library only.
 
 from __future__ import annotations
 
-from nfold.sandbox.file_claims import restore_command, session_environment
+from nfold.sandbox.file_claims import restore_command
 from nfold.sandbox.sandbox import (
     Sandbox,
     WriteReport,
@@ -30,5 +30,4 @@ __all__ = [
     "enter_sandbox",
     "needs_restore",
     "restore_command",
-    "session_environment",
 ]
