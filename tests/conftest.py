@@ -25,7 +25,6 @@ OF_A_JOB = (
     "MASTER_ADDR",
     "NFOLD_SESSION",
     "NFOLD_RESULTS",
-    "NFOLD_PARENT",
 )
 
 

@@ -102,7 +102,7 @@ class Place:
 
     def start(self, code: str, *arguments: str, flags: tuple[str, ...] = ()) -> psutil.Process:
         (self.folder / "train.py").write_text(code)
-        target = [] if "-m" in flags else ["train.py"]
+        target = [] if {"-m", "--no-python"} & {*flags} else ["train.py"]
         process = subprocess.Popen(
             [sys.executable, "-m", "nfold", "run", *flags, *target, *arguments],
             cwd=self.folder,
@@ -214,19 +214,40 @@ def test_a_sigkill_leaves_nothing_of_the_run(place: Place, victim: str) -> None:
     nfold = place.start(WAIT, flags=("--devices", "2"))
     tree = place.wait_for_ranks(nfold)
     struck = {"rank": _ranks(tree)[1], "agent": _agent(tree), "nfold": nfold}[victim]
-    strangers = [p for p in tree if p.name() == "sleep"]
-    assert len(strangers) == 2
+    assert len([p for p in tree if p.name() == "sleep"]) == 2  # in sessions of their own
     os.kill(struck.pid, signal.SIGKILL)
-    if victim == "nfold":
-        # A process that the script itself cut loose is nobody's child; all others end.
-        tree = [p for p in tree if p not in strangers]
-        assert _gone(tree)
-        return
     assert _gone(tree)
-    code, _, err = place.end()
-    assert code == 1
-    who = {"rank": "rank 1", "agent": "the agent"}[victim]
-    assert err.startswith(f"nfold: error: {who} was ended by SIGKILL")
+    if victim != "nfold":
+        code, _, err = place.end()
+        assert code == 1
+        who = {"rank": "rank 1", "agent": "the agent"}[victim]
+        assert err.startswith(f"nfold: error: {who} was ended by SIGKILL")
+
+
+@pytest.mark.parametrize("victim", ["agent", "nfold"])
+def test_a_sigkill_leaves_no_child_of_a_program(place: Place, victim: str) -> None:
+    """The kernel ends the shell, which is a rank, but not its child."""
+    shell = ("bash", "-c", f"{sys.executable} train.py; true")
+    nfold = place.start(WAIT, *shell, flags=("--no-python", "--devices", "2"))
+    tree = place.wait_for_ranks(nfold)
+    assert len([p for p in tree if p.cmdline()[1:] == ["train.py"]]) == 2
+    os.kill({"agent": _agent(tree), "nfold": nfold}[victim].pid, signal.SIGKILL)
+    assert _gone(tree)
+
+
+def test_a_sigkill_of_nfold_leaves_another_run_alone(place: Place, tmp_path: Path) -> None:
+    other = Place(tmp_path / "other")
+    other.folder.mkdir()
+    kept = other.wait_for_ranks(other.start(WAIT), ranks=1)
+    try:
+        nfold = place.start(WAIT)
+        tree = place.wait_for_ranks(nfold, ranks=1)
+        os.kill(nfold.pid, signal.SIGKILL)
+        assert _gone(tree)
+        assert all(process.is_running() for process in kept)
+    finally:
+        os.kill(other.started[0].pid, signal.SIGINT)
+        assert other.end()[0] == 130
 
 
 @pytest.mark.parametrize(
@@ -248,7 +269,7 @@ def test_a_second_interrupt_stops_at_once(place: Place) -> None:
     """While ranks that ignore the first one are still given their time."""
     stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + WAIT
     nfold = place.start(stubborn, flags=("--devices", "2"))
-    tree = [p for p in place.wait_for_ranks(nfold) if p.name() != "sleep"]
+    tree = place.wait_for_ranks(nfold)
     while place.started[-1].poll() is None:  # two that come together are one
         os.kill(nfold.pid, signal.SIGINT)
         time.sleep(0.05)

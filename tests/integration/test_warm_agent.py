@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nfold.core.parent_death import child_environment
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import ProcessSpec, RankGroup, RunOptions, WarmAgent, agent_command
 from nfold.launch.supervisor import Supervisor, TreeExit
@@ -85,7 +84,7 @@ def test_an_agent_that_somebody_ended_is_not_missed(folder: HandoffFolder) -> No
         waited = _the_one_that_waits()
         waited.send_signal(signal.SIGKILL)
         waited.wait()
-        assert spare.take(folder, child_environment()) is None
+        assert spare.take(folder, {}) is None
         assert _run(folder, _launch(folder), spare).exit_code == 0
 
 

@@ -21,7 +21,6 @@ from nfold.cli.render import print_note
 from nfold.core.errors import ExtraMissing, NfoldError
 from nfold.core.input_rates import InputRates, complete_with_rates, depends_on_rates
 from nfold.core.machine import Machine
-from nfold.core.parent_death import child_environment
 from nfold.core.plan import Plan
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.workload import Workload
@@ -95,7 +94,6 @@ def measure_rates(task: Task) -> InputRates:
     try:
         done = subprocess.run(
             command,
-            env=child_environment(),
             input=json.dumps(serialize(task)),
             capture_output=True,
             text=True,

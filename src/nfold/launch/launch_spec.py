@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nfold.core.errors import UsageError
-from nfold.core.parent_death import child_environment
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
 from nfold.launch.handoff import HandoffFolder
-from nfold.sandbox import session_environment
 from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, PER_RANK, SHARED, STATE_VARIABLE
 
 CPU_MALLOC_ENVIRONMENT = {
@@ -61,8 +59,7 @@ class ProcessSpec:
     ``environment`` extends the environment of this process. ``processes`` counts the ranks of this
     node, ``batch`` the samples of a step (0: not known). With ``restarts`` the agent handles the
     failure of a rank. A user's script (``is_user_script``) may take any time before its first step,
-    and has ``stop_grace_s`` to end by itself after a request to stop. ``marker_variable`` names a
-    variable of ``environment`` whose value only processes of this run have.
+    and has ``stop_grace_s`` to end by itself after a request to stop.
     """
 
     command: tuple[str, ...]
@@ -72,7 +69,6 @@ class ProcessSpec:
     restarts: bool = False
     is_user_script: bool = False
     stop_grace_s: float = 0.0
-    marker_variable: str | None = None
     may_use_warm_agent: bool = False
 
 
@@ -82,9 +78,6 @@ AGENT_MODULE = "nfold.launch.agent"
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command that runs a module of nfold; -P: a csv.py of the user is not imported."""
     return (sys.executable, "-P", "-m", module, *arguments)
-
-
-MARKER_VARIABLE = "NFOLD_MEASUREMENT"
 
 
 def spec_for_plan(
@@ -103,8 +96,6 @@ def spec_for_plan(
     worker = module_command("nfold.launch.workload_process", str(folder.path))
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
     if script:
-        environment[MARKER_VARIABLE] = folder.path.name
-        environment |= session_environment()
         if views_are_allowed():
             environment[STATE_VARIABLE] = PER_RANK if independent else SHARED
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
@@ -119,7 +110,6 @@ def spec_for_plan(
         environment=environment,
         processes=processes,
         batch=plan.batch or 0,
-        marker_variable=MARKER_VARIABLE if script else None,
         # On CPU devices its start would take cores from ranks.
         may_use_warm_agent=processes > 1 and plan.device == "cuda",
     )
@@ -187,7 +177,7 @@ class WarmAgent:
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             module_command(AGENT_MODULE),
-            env=child_environment(**self._environment),
+            env={**os.environ, **self._environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from nfold.core.process_identity import ProcessIdentity
+from nfold.core.process_identity import ProcessIdentity, session_processes
 
 KILL_TIMEOUT_S = 5.0
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
@@ -44,13 +44,11 @@ class ProcessTree:
     """The process that nfold started and every process that was seen to descend from it.
 
     A process is known by its id and its start time: an id that the kernel has given to another
-    process in the meantime is never signalled. ``marker`` is an environment variable and its value
-    that only processes of this run have; it also finds processes whose parent has ended.
+    process in the meantime is never signalled. The session marker of this run also finds processes
+    whose parent has ended.
     """
 
-    def __init__(
-        self, root: subprocess.Popen[bytes], marker: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, root: subprocess.Popen[bytes], marker: str) -> None:
         self.root = root
         self._marker = marker
         self._processes: dict[int, psutil.Process] = {}
@@ -58,9 +56,9 @@ class ProcessTree:
         self._own_children = {child.pid for child in psutil.Process().children()}
 
     def track(self, identity: ProcessIdentity) -> None:
-        """Add a process that reports to belong to this run, unless it has ended."""
+        """Add a process that reports, if it descends from the root or has the marker of the run."""
         if identity.pid not in self._processes and identity.is_running:
-            self._add(identity.pid)
+            self._discover()
 
     def _add(self, pid: int) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -128,14 +126,9 @@ class ProcessTree:
             return None
 
     def _discover(self) -> None:
-        for process in list(self._processes.values()):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in process.children(recursive=True):
-                    self._processes.setdefault(child.pid, child)
-        if self._marker is not None:
-            for process in psutil.process_iter():
-                if _has_marker(process, self._marker):
-                    self._processes.setdefault(process.pid, process)
+        known = [pid for pid, process in self._processes.items() if process.is_running()]
+        for pid in session_processes(self._marker, known) - self._processes.keys():
+            self._add(pid)
 
 
 @dataclass(frozen=True)
@@ -174,14 +167,6 @@ class IdleDetector:
         start, cpu = (now, cpu_s) if busy else (last.start_s, last.cpu_s)
         self._samples[pid] = CpuSample(life_sign, start, now, cpu, is_idle=not busy)
         return not busy
-
-
-def _has_marker(process: psutil.Process, mark: tuple[str, str]) -> bool:
-    name, value = mark
-    try:
-        return bool(process.environ().get(name) == value)
-    except (psutil.Error, OSError):
-        return False
 
 
 def _is_zombie(process: psutil.Process) -> bool:

@@ -29,6 +29,7 @@ from nfold.core.measurement import FailureCause, Status
 from nfold.core.redaction import abbreviate_home, redact_arguments, redact_text
 from nfold.core.serialization import serialize
 from nfold.core.source_location import display_path
+from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.launch_spec import (
     LOOPBACK_ENVIRONMENT,
@@ -128,6 +129,7 @@ def launch_script(
         on_progress=lambda _: follower.copy(),
     )
     gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
+    GUARDIAN.start()
     try:
         started = _launch(folder, args, ranks, rendezvous)
         with TelemetrySession(folder, gpus, options) as watched:
@@ -187,7 +189,6 @@ def _launch(
         restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
         stop_grace_s=STOP_GRACE_S,
-        marker_variable=FOLDER_VARIABLE,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import signal
 import subprocess
 import time
@@ -14,9 +15,9 @@ from types import TracebackType
 from typing import IO
 
 from nfold.core.measurement import Caveat, RankSamples
-from nfold.core.parent_death import child_environment
-from nfold.core.process_identity import ProcessIdentity
+from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.engines.base import Phase
+from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, HeartbeatRecord
 from nfold.launch.launch_spec import ProcessSpec, RunOptions, RunProgress
 from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
@@ -63,10 +64,8 @@ class Supervisor:
     def run(self) -> TreeExit:
         """Start, follow and end the tree; when this returns, its processes have ended."""
         with self._folder.agent_log.open("wb") as log, adopt_orphans():
-            root = self._start(log)
-            name = self._launch.marker_variable
-            marker = None if name is None else (name, self._launch.environment[name])
-            tree = ProcessTree(root, marker)
+            marker = GUARDIAN.run_marker(self._folder.path)
+            tree = ProcessTree(self._start(log, marker), marker)
             self._idle = IdleDetector(tree)
             try:
                 ending = self._watch(tree)
@@ -81,8 +80,8 @@ class Supervisor:
                 seconds_since_step=seconds_since_step,
             )
 
-    def _start(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        environment = child_environment(**self._launch.environment)
+    def _start(self, log: IO[bytes], marker: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **self._launch.environment, SESSION_VARIABLE: marker}
         warm_agent = self._options.warm_agent
         if warm_agent is not None and self._launch.may_use_warm_agent:
             agent = warm_agent.take(self._folder, environment)

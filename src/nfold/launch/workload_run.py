@@ -24,6 +24,7 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Framework, Observer, Phase, Task, get_framework
 from nfold.launch import verdict
+from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, spec_for_plan
 from nfold.launch.script_run import describe_detached
@@ -199,17 +200,18 @@ def _in_process_tree(
     processes = chosen.process_count(task.plan)
     gpus = _gpus(task)
     options.stop.abort_notice = functools.partial(_abort_notice, folder)
-    with TelemetrySession(folder, gpus, options) as telemetry:
-        launch = spec_for_plan(
-            folder,
-            task.plan,
-            processes,
-            script=bool(task.workload.script),
-            independent=task.variant.independent,
-        )
-        ending = Supervisor(folder, launch, telemetry.options).run()
-    outcome = _read_outcome(folder, ending, processes)
-    sandbox_caveats = settle_sandbox(folder)
+    with GUARDIAN.watch(folder.sandbox):
+        with TelemetrySession(folder, gpus, options) as telemetry:
+            launch = spec_for_plan(
+                folder,
+                task.plan,
+                processes,
+                script=bool(task.workload.script),
+                independent=task.variant.independent,
+            )
+            ending = Supervisor(folder, launch, telemetry.options).run()
+        outcome = _read_outcome(folder, ending, processes)
+        sandbox_caveats = settle_sandbox(folder)
     options.stop.abort_notice = str
     return RunOutcome(
         status=outcome.status,
@@ -229,7 +231,10 @@ def _abort_notice(folder: HandoffFolder) -> str:
     if not needs_restore(sandbox):
         return ""
     command = restore_command(os.path.realpath(sandbox))
-    return f"files that the script changed under absolute paths are not restored; next: {command}"
+    return (
+        "files that the script changed under absolute paths are being restored in the background; "
+        f"next, if one is not: {command}"
+    )
 
 
 def _gpus(task: Task) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ ended, however it ended. Uses the standard library only.
 
 from __future__ import annotations
 
-from nfold.sandbox.file_claims import restore_command, session_environment
+from nfold.sandbox.file_claims import restore_command
 from nfold.sandbox.sandbox import (
     Sandbox,
     WriteReport,
@@ -38,6 +38,5 @@ __all__ = [
     "guard_view",
     "needs_restore",
     "restore_command",
-    "session_environment",
     "unprotected_reason",
 ]

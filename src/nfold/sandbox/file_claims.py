@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nfold.core.errors import MachineUnfit
-from nfold.core.process_identity import ProcessIdentity
+from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.core.serialization import deserialize, serialize
 from nfold.sandbox.file_lock import lock_file
 
-SESSION_VARIABLE = "NFOLD_SESSION"  # process id and start time of the nfold process of a run
 STORE_NAME = "nfold.db"
 
 
@@ -44,18 +43,12 @@ class Claim:
         return ProcessIdentity(self.pid, self.start_ticks)
 
 
-def session_environment() -> dict[str, str]:
-    """Return the variable that names this process as the session of the ranks that it starts."""
-    own = ProcessIdentity.of_this_process()
-    return {SESSION_VARIABLE: f"{own.pid} {own.start_ticks}"}
-
-
 class FileClaims:
     """The claims of the run whose sandbox is ``folder``."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        named = os.environ.get(SESSION_VARIABLE, "").split()
+        named = os.environ.get(SESSION_VARIABLE, "").split()[:2]
         self._session = (
             ProcessIdentity(*map(int, named)) if named else ProcessIdentity.of_this_process()
         )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from nfold.core.errors import UsageError
-from nfold.core.parent_death import child_environment, die_with_parent
+from nfold.core.parent_death import die_with_parent
 from nfold.telemetry import telemetry_csv
 from nfold.telemetry.host import HostSnapshot, SnapshotInterval, take_snapshot
 from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice
@@ -121,7 +121,6 @@ def start_sampler(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=child_environment(),
             start_new_session=True,
         )
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from nfold.core.errors import UsageError
-from nfold.core.parent_death import child_environment
 from nfold.core.plan import Plan, WorkloadDefaults
 from nfold.core.serialization import deserialize
 from nfold.core.workload import Workload
@@ -127,7 +126,6 @@ def _inspect_cached(name: str, folder: str) -> UserWorkloadInfo:
     completed = subprocess.run(
         command,
         cwd=folder,
-        env=child_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -13,13 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nfold.core.process_identity import ProcessIdentity
+from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.engines.base import Phase
+from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 from nfold.launch.launch_spec import ProcessSpec, RunOptions
 from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
 from nfold.launch.supervisor import Supervisor
 
+SESSION = "1 1"
+MARKER = f"{SESSION} run"
 PARENT = """
 import subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -33,7 +36,7 @@ def test_the_whole_tree_ends_also_across_sessions() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as root:
         assert root.stdout is not None
         child = int(root.stdout.readline())
-        assert ProcessTree(root).kill() == []
+        assert ProcessTree(root, MARKER).kill() == []
         assert root.returncode == -signal.SIGKILL
         assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
@@ -43,14 +46,14 @@ def test_a_process_whose_parent_is_gone_is_found_by_its_mark() -> None:
     root = subprocess.Popen(
         [sys.executable, "-c", orphaning],
         stdout=subprocess.PIPE,
-        env={**os.environ, "NFOLD_FOLDER": "/a/run/of/its/own"},
+        env={**os.environ, SESSION_VARIABLE: MARKER},
     )
     assert root.stdout is not None
     child = int(root.stdout.readline())
     root.wait()
-    assert ProcessTree(root, ("NFOLD_FOLDER", "/another/run")).kill() == []
+    assert ProcessTree(root, f"{SESSION} other").kill() == []
     assert psutil.Process(child).status() != "zombie"
-    assert ProcessTree(root, ("NFOLD_FOLDER", "/a/run/of/its/own")).kill() == []
+    assert ProcessTree(root, MARKER).kill() == []
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
 
 
@@ -59,7 +62,7 @@ def test_a_process_id_that_went_to_somebody_else_is_not_signalled(
 ) -> None:
     """The same id with another start time is another process."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
-        tree = ProcessTree(other)
+        tree = ProcessTree(other, MARKER)
         known = tree._processes[other.pid]
         monkeypatch.setattr(known, "_ident", (other.pid, 1.0))
         tree.signal(other.pid, signal.SIGKILL)
@@ -88,16 +91,22 @@ def test_an_id_of_a_rank_that_the_kernel_reused_is_not_signalled(
     assert bystander.poll() is None
 
 
-def test_a_rank_that_reports_itself_is_signalled(
-    tmp_path: Path, bystander: subprocess.Popen[bytes]
+@pytest.mark.parametrize("is_of_the_run", [False, True])
+def test_a_process_that_reports_is_signalled_if_it_is_of_the_run(
+    tmp_path: Path, *, is_of_the_run: bool
 ) -> None:
-    folder = HandoffFolder(tmp_path)
-    writer = HeartbeatWriter(folder.heartbeat_file(0), bystander.pid)
-    writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
-    spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
-    assert psutil.pid_exists(bystander.pid)
-    Supervisor(folder, spec, RunOptions(results=tmp_path, hang_timeout_s=0.5)).run()
-    assert not psutil.pid_exists(bystander.pid)
+    """Anyone may write a heartbeat with the id of any process into the folder."""
+    marker = GUARDIAN.run_marker(tmp_path) if is_of_the_run else "1 1"
+    environment = {**os.environ, SESSION_VARIABLE: marker}
+    with subprocess.Popen(["sleep", "600"], env=environment) as reporting:
+        folder = HandoffFolder(tmp_path)
+        writer = HeartbeatWriter(folder.heartbeat_file(0), reporting.pid)
+        writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
+        spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
+        ending = Supervisor(folder, spec, RunOptions(results=tmp_path, hang_timeout_s=0.5)).run()
+        assert ending.hung == (0, 3)
+        assert (reporting.poll() is None) != is_of_the_run
+        reporting.kill()
 
 
 DETACHING = """
@@ -112,7 +121,7 @@ def test_a_process_that_was_detached_is_named_and_left_running() -> None:
     with adopt_orphans():
         command = [sys.executable, "-c", DETACHING]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as root:
-            tree = ProcessTree(root, ("NFOLD_FOLDER", "/a/run/of/its/own"))
+            tree = ProcessTree(root, MARKER)
             assert root.stdout is not None
             child = psutil.Process(int(root.stdout.readline()))
             root.wait()
@@ -128,7 +137,7 @@ def test_a_process_that_was_detached_is_named_and_left_running() -> None:
 def test_idle_is_a_process_whose_tree_uses_no_cpu_time(bystander: subprocess.Popen[bytes]) -> None:
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     with subprocess.Popen([sys.executable, "-c", parent]) as busy:
-        trees = {process: ProcessTree(process) for process in (bystander, busy)}
+        trees = {process: ProcessTree(process, MARKER) for process in (bystander, busy)}
         idle = {process: IdleDetector(tree) for process, tree in trees.items()}
         time.sleep(1)
         for _ in range(40):
@@ -153,7 +162,7 @@ def test_an_identity_ends_with_its_process() -> None:
 
 def test_a_halted_process_is_seen() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
-        tree = ProcessTree(process)
+        tree = ProcessTree(process, MARKER)
         assert not tree.is_stopped(process.pid)
         tree.signal(process.pid, signal.SIGSTOP)
         while not tree.is_stopped(process.pid):
@@ -164,7 +173,7 @@ def test_a_halted_process_is_seen() -> None:
 def test_an_unknown_process_is_never_signalled() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as other:
-            ProcessTree(process).signal(other.pid, signal.SIGKILL)
+            ProcessTree(process, MARKER).signal(other.pid, signal.SIGKILL)
             assert other.poll() is None
             other.kill()
         process.kill()

@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from nfold.core.errors import MachineUnfit
+from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.core.source_location import SANDBOX_ROOTS
 from nfold.sandbox import clean_up, clean_up_stale, enter_sandbox, needs_restore, restore_command
 from nfold.sandbox.audit_events import AUDIT_HOOK
-from nfold.sandbox.file_claims import SESSION_VARIABLE, FileClaims, session_environment
+from nfold.sandbox.file_claims import FileClaims
 from nfold.sandbox.undo_journal import UndoJournal
 
 KILLS = 100
@@ -122,11 +123,9 @@ def test_a_session_keeps_its_files_between_its_runs(project: Path, tmp_path: Pat
 
 
 def _session_of(pid: int) -> str:
-    from nfold.core.process_identity import ProcessIdentity
-
     found = ProcessIdentity.of(pid)
     assert found is not None
-    return f"{found.pid} {found.start_ticks}"
+    return found.session_marker
 
 
 def test_content_of_a_killed_run_is_no_original(project: Path, tmp_path: Path) -> None:
@@ -290,7 +289,9 @@ def test_a_torn_entry_and_what_another_process_appended(project: Path, tmp_path:
     assert [error.partition(":")[0] for error in report.restore_errors] == ["/torn/by/a/kill"]
     assert (project / "log-0.txt").read_text() == "old 0\n"
     assert (project / "log-1.txt").read_text() == "old 1\n"
-    later = Rank(tmp_path, "later", project / "log-0.txt", **session_environment())
+    later = Rank(
+        tmp_path, "later", project / "log-0.txt", **{SESSION_VARIABLE: _session_of(os.getpid())}
+    )
     assert later.answer == "written"
     later.end()
 
@@ -328,4 +329,3 @@ def test_the_backup_is_on_the_disk_before_its_entry(
 def test_the_restore_command_names_the_results_folder(tmp_path: Path) -> None:
     folder = sandbox_folder(tmp_path, "a")
     assert restore_command(str(folder)).endswith(f"--results {tmp_path / 'results-a'}")
-    assert session_environment()[SESSION_VARIABLE].split()[0] == str(os.getpid())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from torch.utils.data import (
 )
 
 from nfold.core.errors import UnknownValue, UsageError
-from nfold.core.parent_death import PARENT_VARIABLE, die_with_parent
+from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.input.dataloader import prefetch_to_device
@@ -321,7 +320,6 @@ def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
 
 
 def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
-    os.environ.pop(PARENT_VARIABLE, None)  # may be the parent of the rank
     die_with_parent()
     torch.set_num_threads(1)
     if user_init is not None:
