@@ -61,7 +61,8 @@ class ProcessSpec:
     node, ``batch`` the samples of a step (0: not known). With ``restarts`` the agent handles the
     failure of a rank. A user's script (``is_user_script``) may take any time before its first step,
     and has ``stop_grace_s`` to end by itself after a request to stop. ``marker_variable`` names a
-    variable of ``environment`` whose value only processes of this run have.
+    variable of ``environment`` whose value only processes of this run have. With ``reads_stdin`` the
+    tree inherits the standard input of this process, and rank 0 may wait there for any time.
     """
 
     command: tuple[str, ...]
@@ -73,6 +74,7 @@ class ProcessSpec:
     stop_grace_s: float = 0.0
     marker_variable: str | None = None
     may_use_warm_agent: bool = False
+    reads_stdin: bool = False
 
 
 AGENT_MODULE = "nfold.launch.agent"

@@ -188,6 +188,7 @@ def _launch(
         is_user_script=True,
         stop_grace_s=STOP_GRACE_S,
         marker_variable=FOLDER_VARIABLE,
+        reads_stdin=rendezvous.nodes[1] == 1 and sys.stdin is not None,
     )
 
 
