@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -90,6 +91,30 @@ DETACH = """
 import subprocess
 subprocess.Popen(["sleep", "600"], start_new_session=True, env={"PATH": "/usr/bin:/bin"})
 """
+DEBUG = """
+import os, sys
+if os.environ["RANK"] == "0":
+    value = 3
+    breakpoint()
+    print("answer", input("name? "), sys.stdin.isatty())
+else:
+    print("waiting", repr(sys.stdin.read()))
+"""
+PROMPT = """
+import os, time
+from pathlib import Path
+from nfold.engines.base import Phase
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
+folder = HandoffFolder(Path(os.environ["NFOLD_FOLDER"]))
+heart = HeartbeatWriter(folder.heartbeat_file(int(os.environ["RANK"])), os.getpid())
+heart.beat(Phase.STEPPING, 1, 0, time.monotonic_ns())
+print("waiting", flush=True)
+if os.environ["RANK"] == "0":
+    print("answer", input("name? "))
+    Path("answered").touch()
+while not os.path.exists("answered"):
+    time.sleep(0.05)
+"""
 HANG_TIMEOUT_S = 4.0
 
 
@@ -100,12 +125,15 @@ class Place:
         self.folder = folder
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(self, code: str, *arguments: str, flags: tuple[str, ...] = ()) -> psutil.Process:
+    def start(
+        self, code: str, *arguments: str, flags: tuple[str, ...] = (), stdin: int | None = None
+    ) -> psutil.Process:
         (self.folder / "train.py").write_text(code)
         target = [] if {"-m", "--no-python"} & {*flags} else ["train.py"]
         process = subprocess.Popen(
             [sys.executable, "-m", "nfold", "run", *flags, *target, *arguments],
             cwd=self.folder,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -316,6 +344,28 @@ def test_ranks_that_all_wait_are_hung(place: Place) -> None:
 def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) -> None:
     code, _, err = place.run(DDP, "evaluates", flags=("--devices", "2", "--hang-timeout", "4"))
     assert code == 0, err
+
+
+def test_a_debugger_on_rank_0_reads_the_terminal(place: Place) -> None:
+    terminal, stdin = pty.openpty()
+    place.start(DEBUG, flags=("--devices", "2"), stdin=stdin)
+    os.write(terminal, b"p value * 14\nc\nAda\n")
+    code, out, err = place.end()
+    assert code == 0, err
+    assert "(Pdb) 42\n" in out
+    assert "answer Ada True\n" in out
+    assert (place.results / "rank-1.log").read_text() == "waiting ''\n"
+
+
+def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:
+    terminal, stdin = pty.openpty()
+    nfold = place.start(PROMPT, flags=("--devices", "2", "--hang-timeout", "4"), stdin=stdin)
+    place.wait_for_ranks(nfold)
+    time.sleep(2.5 * HANG_TIMEOUT_S)
+    os.write(terminal, b"Ada\n")
+    code, out, err = place.end()
+    assert code == 0, err
+    assert "answer Ada\n" in out
 
 
 def test_an_interrupted_script_prints_one_line(place: Place) -> None:

@@ -392,11 +392,9 @@ def build_script_subject(
 
 
 def undo_interrupted_runs(flags: PlanOptions) -> list[str]:
-    """Undo files that killed runs wrote; return a line about each."""
-    found = [
-        touched for touched in clean_up_stale(flags.results / MEASUREMENTS_FOLDER) if touched.files
-    ]
-    lines = [f"an earlier run that was killed {touched}" for touched in found]
+    """Undo files that killed runs wrote; return a line about each run and each failure."""
+    found = clean_up_stale(flags.results / MEASUREMENTS_FOLDER)
+    lines = [f"an earlier run that was killed {touched}" for touched in found if touched.files]
     return lines + [text for touched in found for text in touched.restore_errors]
 
 

@@ -36,6 +36,7 @@ from nfold.engines.checkpoint_folder import (
     newest_checkpoint,
     read_metadata,
     select_attempt,
+    skipped_checkpoints_warning,
 )
 from nfold.launch import workload_run
 from nfold.launch.launch_spec import RunOptions, RunProgress, StopRequest
@@ -107,6 +108,9 @@ class TrainRequest:
 def run_train(options: TrainOptions) -> int:
     """Train, or show the stored result; return the exit code. Raises RunFailure if it fails."""
     request = build_request(options)
+    folder = request.checkpoint_folder
+    if folder is not None and (skipped := skipped_checkpoints_warning(folder)):
+        render.print_note(f"warning: {skipped}")
     kept = request.checkpoint_epochs()
     with Store.open(options.results) as store:
         earlier = None if options.again else _stored(store, request, kept)

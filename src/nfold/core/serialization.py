@@ -1,4 +1,4 @@
-"""Converts frozen dataclasses to JSON values and back, strictly.
+"""Converts frozen dataclasses to JSON values and back, strictly; replaces files at once.
 
 Supports dataclasses, tuples, optional values, ``dict[str, ...]``, strings, numbers and booleans.
 An unknown entry or a value of another type is refused, so that a file of a newer nfold is never
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import secrets
 import types
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 STORED_NAMES = {
@@ -184,3 +188,19 @@ def _expect(kind: type, value: Any, where: str) -> Any:
     if not isinstance(value, kind):
         raise ValueError(f"{where}: {value!r} is not of type {kind.__name__}")
     return value
+
+
+@contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield an unused path in the same folder to write to; rename it to ``path`` at the end.
+
+    Creates the folder. Readers see the old or the new content, never a part. After an exception the
+    temporary file is removed and ``path`` unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -7,16 +7,16 @@ import hashlib
 import http.client
 import logging
 import os
-import secrets
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
+from nfold.core.serialization import replace_file
 from nfold.data.arrays import DataSetArrays
 
 Paths = Mapping[str, Sequence[Path]]  # the files of each name; several only for a pattern
@@ -226,21 +226,15 @@ def download_data_set(data_set: DataSetSpec) -> None:
 
 
 def _download_file(download: DownloadFile, folder: Path) -> None:
-    part = folder / f".{download.name}.{secrets.token_hex(4)}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with replace_file(folder / download.name) as temporary, temporary.open("wb") as file:
             for chunk in _verified_chunks(download):
                 file.write(chunk)
-        part.replace(folder / download.name)
     except OSError as error:
         raise MachineUnfit(
             f"{folder} cannot be written: {error}; next: make room there, or set NFOLD_CACHE to "
             "another folder"
         ) from error
-    finally:
-        with suppress(OSError):  # renamed already, or its folder does not exist
-            part.unlink()
 
 
 def _verified_chunks(download: DownloadFile) -> Iterator[bytes]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import secrets
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 
 from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
 from nfold.core.machine import free_memory_bytes
+from nfold.core.serialization import replace_file
 from nfold.data.arrays import Images, first_invalid_label
 from nfold.data.files import cache_root
 from nfold.data.packed_jpegs import (
@@ -155,22 +155,18 @@ def check_fits(needed_bytes: int, free: int) -> None:
 
 
 def _decode_to_file(jpegs: PackedJpegs, file: Path, size_bytes: int) -> None:
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pixels: Images = np.memmap(temporary, np.uint8, "w+", shape=(size_bytes,))
-        offsets = jpegs.pixel_offsets
+        with replace_file(file) as temporary:
+            pixels: Images = np.memmap(temporary, np.uint8, "w+", shape=(size_bytes,))
+            offsets = jpegs.pixel_offsets
 
-        def decode(index: int) -> None:
-            pixels[offsets[index] : offsets[index + 1]] = jpegs.decode(index).ravel()
+            def decode(index: int) -> None:
+                pixels[offsets[index] : offsets[index + 1]] = jpegs.decode(index).ravel()
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            for _ in threads.map(decode, range(len(jpegs))):
-                pass
-        os.rename(temporary, file)
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+                for _ in threads.map(decode, range(len(jpegs))):
+                    pass
     except OSError as error:
         raise MachineUnfit(
             f"{file} cannot be written: {error}; next: make room there, or --cache off"
         ) from error
-    finally:
-        temporary.unlink(missing_ok=True)

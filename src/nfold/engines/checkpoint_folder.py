@@ -3,11 +3,13 @@
 A checkpoint is a folder ``step-N``. While it is replaced by another one of the same name, it is
 called ``step-N.before``. ``nfold train`` saves checkpoints in ``run-K`` of the chosen folder,
 where K counts how often training started from scratch, and describes each in ``trained.json``.
+``sha256sum -c SHA256SUMS`` in a checkpoint verifies its files.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ METADATA_STEM = "trained"
 METADATA_FILE = f"{METADATA_STEM}.json"
 PROGRESS_PART = "progress"
 LOCK_FILE = ".lock"
+CHECKSUMS_FILE = "SHA256SUMS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,19 +68,21 @@ def skipped_checkpoints_warning(folder: Path) -> str | None:
     if not skipped:
         return None
     names = ", ".join(path.name for path in skipped)
-    return f"{folder}: {names} cannot be read; resuming from {newest.name if newest else None}"
+    return f"{folder}: {names} damaged; resuming from {newest.name if newest else None}"
 
 
 def is_readable(checkpoint: Path) -> bool:
-    """Return whether every part of a checkpoint is present and has its full length.
+    """Return whether every part of a checkpoint is present, has its full length and its checksum.
 
-    A part is a JSON file and a safetensors file. Of tensors only the header is read.
+    A part is a JSON file and a safetensors file.
     """
     try:
+        for path in checkpoint.iterdir():
+            verify_checksum(path)
         texts = {path.stem: json.loads(path.read_text()) for path in checkpoint.glob("*.json")}
         tensors = {path.stem for path in checkpoint.glob("*.safetensors") if _is_whole(path)}
         required = _required_parts(texts)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, DataCorrupt):
         return False
     return required <= texts.keys() and required <= tensors
 
@@ -98,6 +103,35 @@ def _required_parts(texts: dict[str, Any]) -> set[str]:
         return {"model", "optimizer", "scaler", "rank-0", *texts} - {METADATA_STEM}
     progress = dict(texts[PROGRESS_PART]["mapping"])
     return {*progress["parts"], *(f"random-{rank}" for rank in range(progress["ranks"])), *texts}
+
+
+def write_checksums(folder: Path) -> None:
+    lines = [_checksum_line(path) for path in sorted(folder.iterdir())]
+    (folder / CHECKSUMS_FILE).write_text("".join(f"{line}\n" for line in lines))
+
+
+def verify_checksum(file: Path) -> None:
+    """Raise DataCorrupt if a file of a checkpoint differs from its checksum.
+
+    Checkpoints of nfold 0.1 have no checksums.
+    """
+    checksums = file.with_name(CHECKSUMS_FILE)
+    if file == checksums or not checksums.exists():
+        return
+    if _checksum_line(file) not in checksums.read_text(errors="replace").splitlines():
+        raise DataCorrupt(f"{file} is damaged: it differs from its checksum in {CHECKSUMS_FILE}")
+
+
+def _checksum_line(file: Path) -> str:
+    stat = file.stat()
+    version = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    if version not in _digests:
+        with file.open("rb") as content:
+            _digests[version] = hashlib.file_digest(content, "sha256").hexdigest()
+    return f"{_digests[version]}  {file.name}"
+
+
+_digests: dict[tuple[int, ...], str] = {}  # of this process, which reads each file only once
 
 
 def superseded_checkpoints(newest: Path, keep: int) -> list[Path]:
@@ -151,9 +185,10 @@ def write_metadata(folder: Path, metadata: CheckpointMetadata) -> None:
 def read_metadata(folder: Path) -> CheckpointMetadata:
     """Return the description of a checkpoint. Raises DataCorrupt if it cannot be read."""
     try:
+        verify_checksum(folder / METADATA_FILE)
         metadata = deserialize(CheckpointMetadata, json.loads((folder / METADATA_FILE).read_text()))
         Plan.from_dict(metadata.plan)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, DataCorrupt) as error:
         raise DataCorrupt(
             f"{folder / METADATA_FILE} cannot be read ({error}); next: --again starts over"
         ) from None

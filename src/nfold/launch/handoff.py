@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import mmap
-import os
 import struct
 import time
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from nfold.core.plan import Plan
 from nfold.core.process_identity import ProcessIdentity
 from nfold.core.redaction import redact_arguments, redact_text
 from nfold.core.script_profile import ReplayHints, ScriptProfile
-from nfold.core.serialization import VARIANT_KEY, deserialize, serialize
+from nfold.core.serialization import VARIANT_KEY, deserialize, replace_file, serialize
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Phase, Task
@@ -278,17 +277,16 @@ class HeartbeatWriter:
     """
 
     def __init__(self, file: Path, pid: int, *, is_inferred: bool = False) -> None:
-        aside = file.with_suffix(".new")
-        aside.write_bytes(bytes(HEARTBEAT_FORMAT.size))
-        self._file = aside.open("r+b")
-        self._map = mmap.mmap(self._file.fileno(), HEARTBEAT_FORMAT.size)
-        self._fields = memoryview(self._map).cast("q")
-        identity = ProcessIdentity.of(pid)
-        self._fields[0] = pid
-        self._fields[5] = 0 if identity is None else identity.start_ticks
-        self._fields[6] = is_inferred
-        self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())
-        aside.rename(file)
+        with replace_file(file) as temporary:
+            temporary.write_bytes(bytes(HEARTBEAT_FORMAT.size))
+            self._file = temporary.open("r+b")
+            self._map = mmap.mmap(self._file.fileno(), HEARTBEAT_FORMAT.size)
+            self._fields = memoryview(self._map).cast("q")
+            identity = ProcessIdentity.of(pid)
+            self._fields[0] = pid
+            self._fields[5] = 0 if identity is None else identity.start_ticks
+            self._fields[6] = is_inferred
+            self.beat(Phase.STARTING, 0, 0, time.monotonic_ns())
 
     def beat(self, phase: Phase, step: int, total: int, monotonic_ns: int) -> None:
         self._fields[1] = phase
@@ -303,14 +301,10 @@ class HeartbeatWriter:
 
 
 def write_json(file: Path, value: Any, *, private: bool = False) -> None:
-    """Write JSON to a temporary file beside ``file`` and rename it, so that readers see all of it.
+    """Replace ``file`` by JSON. A ``private`` file has mode 0600.
 
-    Creates the folder: somebody may have removed it during the run. A ``private`` file has mode
-    0600.
+    Creates the folder: somebody may have removed it during the run.
     """
-    aside = file.with_name(f".{file.name}.{os.getpid()}")
-    mode = 0o600 if private else 0o666
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(aside, "w", opener=lambda path, flags: os.open(path, flags, mode)) as out:
-        out.write(json.dumps(value))
-    aside.rename(file)
+    with replace_file(file) as temporary:
+        temporary.touch(0o600 if private else 0o666)
+        temporary.write_text(json.dumps(value))

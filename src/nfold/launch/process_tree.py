@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -20,6 +22,7 @@ KILL_TIMEOUT_S = 5.0
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 IDLE_CPU_SHARE = 0.01  # of one core: NCCL's watchdog threads of a waiting rank use less
 IDLE_CHECK_INTERVAL_S = 1.0
+READ_SYSCALLS = {"x86_64": "0", "aarch64": "63"}  # numbers of read(2) by machine
 
 
 @contextlib.contextmanager
@@ -70,6 +73,14 @@ class ProcessTree:
 
     def is_waiting_for_disk(self, pid: int) -> bool:
         return self._status(pid) == psutil.STATUS_DISK_SLEEP
+
+    def is_reading_stdin(self, pid: int) -> bool:
+        """Whether the main thread of a process waits for standard input."""
+        try:
+            call, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
+        except OSError:
+            return False
+        return call == READ_SYSCALLS.get(platform.machine()) and arguments[0] == "0x0"
 
     def cpu_seconds(self, pid: int) -> float:
         """Return the CPU time of a process of the tree and its descendants."""

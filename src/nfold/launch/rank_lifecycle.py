@@ -10,6 +10,7 @@ import faulthandler
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,12 @@ from nfold.launch.handoff import RankFailure
 
 STACK_SIGNAL = signal.SIGUSR2
 CHILD_EXIT_TIMEOUT_S = 2.0  # after SIGKILL; takes milliseconds
+MAX_TEXT = 500
+# Messages of torch.utils.data
+WORKER_RAISED = re.compile(r"Caught \w+ in (DataLoader worker process \d+)\.")
+WORKER_DIED = "exited unexpectedly"
+SHARED_MEMORY = re.compile(r"shared memory|</torch_")
+ERROR_LINE = re.compile(r"\s*([\w.]*(Error|Exception)|ERROR|Fatal)\b")
 
 
 @contextmanager
@@ -54,19 +61,43 @@ def build_failure(
 
     An error that nfold did not raise is a crash.
     """
-    expected = isinstance(error, NfoldError)
-    text = str(error) if expected else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, NfoldError) else _describe_crash(error)
     own_step = error.step if isinstance(error, RunFailure) else None
     return RankFailure(
         rank=rank,
         status=error.status if isinstance(error, RunFailure) else "crashed",
-        text=text.strip().split("\n")[0][:500] + (f" ({location})" if location else ""),
+        text=text.strip().split("\n")[0][:MAX_TEXT] + (f" ({location})" if location else ""),
         step=own_step if own_step is not None else step,
         collateral=isinstance(error, Collateral),
         monotonic_ns=time.monotonic_ns(),
         traceback="".join(traceback.format_exception(error)),
         peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
     )
+
+
+def _describe_crash(error: BaseException) -> str:
+    if str(error).endswith(WORKER_DIED) and error.__cause__ is not None:
+        error = error.__cause__  # names the signal or the exit code
+    text = str(error).strip()
+    if in_worker := WORKER_RAISED.match(text):
+        found = f"{text.splitlines()[-1]} (in {in_worker[1]})"
+    else:
+        first_line = text.split("\n")[0]
+        found = f"{type(error).__name__}: {first_line}"
+    if WORKER_DIED in text and (line := _last_error_line()):
+        found += f"; its last error line: {line}"
+    if SHARED_MEMORY.search(text):
+        state = "is full" if "No space left" in text else "may be full"
+        found += f"; /dev/shm {state}; next: make it larger, or use fewer loader workers"
+    return found
+
+
+def _last_error_line() -> str | None:
+    log = Path("/proc/self/fd/2")  # of this rank and its workers
+    if not log.is_file():
+        return None
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if ERROR_LINE.match(line)), None)
 
 
 def exit_without_cleanup(code: int) -> NoReturn:

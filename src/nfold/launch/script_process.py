@@ -152,6 +152,9 @@ def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None
 def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -> None:
     redirect_output(folder.rank_log(rank))
     folder.reset_rank(rank, local_rank)
+    if rank != 0:  # torchelastic lets all ranks read the same input
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, core_share(allowed, cores, local_rank))

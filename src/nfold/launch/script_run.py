@@ -189,6 +189,7 @@ def _launch(
         restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
         stop_grace_s=STOP_GRACE_S,
+        reads_stdin=rendezvous.nodes[1] == 1 and sys.stdin is not None,
     )
 
 

@@ -60,6 +60,7 @@ class Supervisor:
         self._identities: dict[int, ProcessIdentity] = {}
         self._rate = ThroughputMeter(launch.batch)
         self._step, self._stepped_at = 0, time.monotonic()
+        self._prompted_ns = 0
 
     def run(self) -> TreeExit:
         """Start, follow and end the tree; when this returns, its processes have ended."""
@@ -90,7 +91,7 @@ class Supervisor:
         return subprocess.Popen(
             self._launch.command,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=None if self._launch.reads_stdin else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -142,6 +143,8 @@ class Supervisor:
             for identity in identities.values():
                 tree.track(identity)
             self._folder.write_rank_pids({rank: one.pid for rank, one in identities.items()})
+        if self._launch.reads_stdin and 0 in beats and tree.is_reading_stdin(beats[0].pid):
+            self._prompted_ns = time.monotonic_ns()
         step = min((beat.step for beat in beats.values()), default=0)
         if step != self._step:
             self._step, self._stepped_at = step, time.monotonic()
@@ -188,7 +191,7 @@ class Supervisor:
         return _furthest_behind(tree, late) if late else None
 
     def _silence_s(self, beat: HeartbeatRecord) -> float:
-        return (time.monotonic_ns() - beat.monotonic_ns) / 1e9
+        return (time.monotonic_ns() - max(beat.monotonic_ns, self._prompted_ns)) / 1e9
 
     def _limit_s(self, beat: HeartbeatRecord) -> float:
         if self._launch.is_user_script and beat.phase == Phase.STARTING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nfold.core.errors import UsageError
-from nfold.core.serialization import deserialize, serialize
+from nfold.core.serialization import deserialize, replace_file, serialize
 from nfold.core.workload import Workload
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import Previous
@@ -72,11 +72,9 @@ def explanation_folder(results: Path, workload: Workload) -> Path:
 def write_values(folder: Path, explanation: StoredExplanation) -> None:
     """Keep the values. Raises UsageError if the file cannot be written."""
     path = folder / EXPLANATION_FILE
-    temporary = path.with_suffix(".tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(serialize(explanation)), encoding="utf-8")
-        temporary.replace(path)
+        with replace_file(path) as temporary:
+            temporary.write_text(json.dumps(serialize(explanation)), encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror or error}; next: another --results folder"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nfold.analysis.sections import ReportSection
 from nfold.core.errors import ExtraMissing, UsageError
+from nfold.core.serialization import replace_file
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import ExplanationView
 from nfold.fieldreports.sheets import FieldReport
@@ -71,11 +72,9 @@ def write_explanation_report(
 
 
 def _write(path: Path, text: str) -> Path:
-    temporary = path.with_name(f"{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with replace_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"{path} cannot be written: {reason}; next: name another file") from None

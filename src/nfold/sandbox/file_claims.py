@@ -22,7 +22,7 @@ from pathlib import Path
 
 from nfold.core.errors import MachineUnfit
 from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
-from nfold.core.serialization import deserialize, serialize
+from nfold.core.serialization import deserialize, replace_file, serialize
 from nfold.sandbox.file_lock import lock_file
 
 STORE_NAME = "nfold.db"
@@ -119,13 +119,13 @@ class FileClaims:
         return [claim for claim in found if claim is not None]
 
     def _write(self, claim: Claim) -> None:
-        record = self._record(claim.path)
-        aside = record.with_suffix(".new")
-        with aside.open("w", encoding="ascii") as file:
+        with (
+            replace_file(self._record(claim.path)) as temporary,
+            temporary.open("w", encoding="ascii") as file,
+        ):
             json.dump(serialize(claim), file)
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(record)
 
     def _record(self, path: str) -> Path:
         return self._registry / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from nfold.core.serialization import replace_file
+
 MONOTONIC = "monotonic_s"
 UTC = "utc"
 HOST_CPU = "host_cpu_percent"
@@ -159,9 +161,8 @@ class TelemetryTable:
         with self._path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         self.header = header
-        aside = self._path.with_name(f".{self._path.name}.new")
-        self._file = self._create(aside, rows)
-        aside.rename(self._path)
+        with replace_file(self._path) as temporary:
+            self._file = self._create(temporary, rows)
 
     def close(self) -> None:
         self._file.close()

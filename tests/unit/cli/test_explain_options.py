@@ -17,6 +17,7 @@ from nfold.cli.explain_command import parse_seconds
 from nfold.core.errors import NfoldError, RunFailure, UsageError
 from nfold.engines.simulated import Scenario
 from nfold.explain.experiment import Experiment, TimeBudget
+from nfold.sandbox.sandbox import WriteReport
 from nfold.store.store import Store
 
 SCRIPT = {"compute_ms_per_sample": 0.1, "exchange_ms": 3.0, "samples_per_epoch": 1000}
@@ -195,3 +196,19 @@ def test_a_failed_trial_is_one_line() -> None:
     events.started([trial], 0, 9.0)
     events.finished([trial], 0, [failed(trial, "no room")], 8.0)
     assert printed == ["2 devices: crashed: no room"]
+
+
+def test_a_file_that_cannot_be_restored_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    error = "data.txt could not be restored"
+    reports = [
+        WriteReport(restore_errors=(error,)),
+        WriteReport(files=(("log.txt", 5),)),
+        WriteReport(),
+    ]
+    monkeypatch.setattr(explain_command, "clean_up_stale", lambda _: reports)
+    options: Any = SimpleNamespace(results=tmp_path)
+    first, *others = explain_command.undo_interrupted_runs(options)
+    assert "would have written 1 file" in first
+    assert others == [error]

@@ -166,6 +166,9 @@ def test_layout_copies_inside_a_library_have_no_advice() -> None:
         SEEN, device="cuda:0", source_locations={"order on cuda": (inside,)}
     )
     assert pytorch.keep_memory_format(profile) == ""
+    own = SourceLocation(line="train.py:52")
+    both = dataclasses.replace(profile, source_locations={"order on cuda": (inside, own)})
+    assert pytorch.split_location(pytorch.keep_memory_format(both))[0] == "train.py:52"
 
 
 @pytest.mark.parametrize(

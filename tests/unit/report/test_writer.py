@@ -59,3 +59,26 @@ def test_a_file_that_cannot_be_written_is_named(results: Path, tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"a\.csv cannot be written: .*; next: name another"):
         write_files(content(results), {"csv": tmp_path / "file" / "a.csv"})
+
+
+def test_two_reports_at_once_do_not_mix(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, file = Path.replace, tmp_path / "a.csv"
+
+    def replace_after_another_report(temporary: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        write_files(content(results), {"csv": file})
+        return replace(temporary, target)
+
+    monkeypatch.setattr(Path, "replace", replace_after_another_report)
+    assert write_files(content(results), {"csv": file}) == [file]
+    assert file.read_text() == content(results).text("csv")
+    assert list(tmp_path.glob("*.csv*")) == [file]
+
+
+def test_a_failed_write_leaves_no_temporary_file(results: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(UsageError, match=r"a\.csv cannot be written"):
+        write_files(content(results), {"csv": tmp_path / "a.csv"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "results"]

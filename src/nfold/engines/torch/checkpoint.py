@@ -1,8 +1,8 @@
 """Checkpoints: the whole state of a training, written under a temporary name and renamed.
 
 A checkpoint is a folder ``step-N``: tensors as safetensors, other values as JSON, no pickle. It is
-flushed to the disk and then renamed, so that a folder with this name is complete. The previous
-checkpoint is removed afterwards.
+flushed to the disk and then renamed, so that a folder with this name is complete. Superseded
+checkpoints are removed afterwards.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ from nfold.engines.checkpoint_folder import (
     newest_checkpoint,
     skipped_checkpoints_warning,
     superseded_checkpoints,
+    verify_checksum,
+    write_checksums,
     write_metadata,
 )
 from nfold.engines.torch.communication.data_parallel import barrier
 
 FORMAT = 1
+KEPT_CHECKPOINTS = 2  # the older one is used if the newest is damaged
 SEPARATOR = "/"
 
 
@@ -64,6 +67,8 @@ def write_part(staging: Path, name: str, values: Mapping[str, Any]) -> None:
 def read_part(folder: Path, name: str) -> Any:
     """Return the values of ``write_part``, tensors on the CPU. Raises DataCorrupt with the file."""
     try:
+        verify_checksum(folder / f"{name}.safetensors")
+        verify_checksum(folder / f"{name}.json")
         tensors = load_file(folder / f"{name}.safetensors")
         others = json.loads((folder / f"{name}.json").read_text())
     except Exception as error:
@@ -109,6 +114,7 @@ def _with_tensors(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def commit_checkpoint(staging: Path, final: Path, keep: int) -> None:
     """Flush ``staging`` to the disk, rename it to ``final``, remove all but the ``keep`` newest."""
+    write_checksums(staging)
     for file in staging.iterdir():
         _fsync(file)
     _fsync(staging)
@@ -199,7 +205,7 @@ class Checkpointer:
             self._write_shared(staging, samples)
         barrier(self.task.world_size)
         if main:
-            commit_checkpoint(staging, final, keep=1)
+            commit_checkpoint(staging, final, KEPT_CHECKPOINTS)
         barrier(self.task.world_size)
 
     def _write_shared(self, staging: Path, samples: RankSamples) -> None:

@@ -116,14 +116,15 @@ def speed_up_reads(profile: ScriptProfile) -> str:
 
 def keep_memory_format(profile: ScriptProfile) -> str:
     """Advise one memory format; "" for copies inside a library, which users cannot change."""
-    where = profile.most_frequent(f"order on {profile.device.partition(':')[0]}")
-    if where is not None and where.package_line is not None:
+    event = f"order on {profile.device.partition(':')[0]}"
+    copies = profile.source_locations.get(event, ())
+    own_lines = [copy.line for copy in copies if copy.package_line is None]
+    if copies and not own_lines:
         return ""
     own = f" (images are channels_{'last' if profile.channels_last else 'first'})"
     kept = "keep one memory format: no .contiguous() after a permute in a step"
     text = kept + own * bool(profile.convolutions)
-    place = where.line if where is not None else profile.most_frequent_line("model")
-    return at_location(place, text)
+    return at_location(own_lines[0] if own_lines else profile.most_frequent_line("model"), text)
 
 
 def use_channels_last(profile: ScriptProfile) -> str:

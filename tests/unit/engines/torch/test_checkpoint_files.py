@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from nfold.core.errors import DataCorrupt, UsageError
 from nfold.engines.checkpoint_folder import (
+    CHECKSUMS_FILE,
     REPLACED_SUFFIX,
     newest_checkpoint,
     skipped_checkpoints_warning,
@@ -101,6 +103,14 @@ def _truncate_all(folder: Path) -> None:
         os.truncate(path, 0)
 
 
+def _flip_bit(file: Path, offset: int = -1) -> None:
+    content = bytearray(file.read_bytes())
+    content[offset] ^= 1
+    written_ns = file.stat().st_mtime_ns
+    file.write_bytes(content)
+    os.utime(file, ns=(written_ns + 1, written_ns + 1))  # as by another process, later
+
+
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "empty": lambda folder: _unlink_all(folder, "*"),
     "missing part": lambda folder: _unlink_all(folder, "part.*"),
@@ -108,6 +118,9 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "truncated tensors": lambda folder: os.truncate(folder / "part.safetensors", 20),
     "truncated text": lambda folder: os.truncate(folder / "part.json", 3),
     "empty files": _truncate_all,
+    "flipped bit in tensors": lambda folder: _flip_bit(folder / "part.safetensors"),
+    "flipped bit in text": lambda folder: _flip_bit(folder / "part.json", -4),  # 9 becomes 8
+    "flipped bit in checksums": lambda folder: _flip_bit(folder / CHECKSUMS_FILE, 0),
 }
 
 
@@ -118,14 +131,38 @@ def test_a_damaged_checkpoint_is_skipped_and_readable_ones_stay(
     good = put(tmp_path, 3, 3)
     DAMAGE[damage](put(tmp_path, 9, 9))
     assert newest_checkpoint(tmp_path) == good
-    assert "step-9 cannot be read; resuming from step-3" in str(
-        skipped_checkpoints_warning(tmp_path)
-    )
+    assert "step-9 damaged; resuming from step-3" in str(skipped_checkpoints_warning(tmp_path))
     put(tmp_path, 6, 6, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-6", "step-9"]
     put(tmp_path, 12, 12, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-12", "step-6"]
     assert skipped_checkpoints_warning(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["part.safetensors", "part.json"])
+def test_a_flipped_bit_names_its_file(tmp_path: Path, name: str) -> None:
+    final = put(tmp_path, 1, 9)
+    _flip_bit(final / name, -4 if name == "part.json" else -1)
+    assert newest_checkpoint(tmp_path) == final
+    with pytest.raises(DataCorrupt, match=f"{name} is damaged: it differs from its checksum"):
+        files.read_part(final, "part")
+
+
+def test_checksums_are_those_of_sha256sum(tmp_path: Path) -> None:
+    final = put(tmp_path, 1, 1)
+    command = ["sha256sum", "--strict", "--check", CHECKSUMS_FILE]
+    verified = subprocess.run(command, cwd=final, capture_output=True, text=True, check=True)
+    assert verified.stdout.splitlines() == [
+        f"{path.name}: OK" for path in sorted(final.iterdir()) if path.name != CHECKSUMS_FILE
+    ]
+
+
+def test_a_checkpoint_without_checksums_is_loaded(tmp_path: Path) -> None:
+    final = put(tmp_path, 1, 1)
+    (final / CHECKSUMS_FILE).unlink()
+    assert newest_checkpoint(tmp_path) == final
+    assert skipped_checkpoints_warning(tmp_path) is None
+    assert files.read_part(final, "part") == {"value": 1}
 
 
 def test_draws_continue_from_a_saved_state() -> None:

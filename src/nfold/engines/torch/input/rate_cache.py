@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from nfold.core.input_rates import InputRates, complete_with_rates, depends_on_rates
 from nfold.core.machine import Machine
 from nfold.core.plan import Plan
-from nfold.core.serialization import deserialize, serialize
+from nfold.core.serialization import deserialize, replace_file, serialize
 from nfold.core.workload import Workload
 from nfold.data.files import cache_root
 from nfold.engines.base import Task
@@ -38,14 +38,9 @@ def read_rates(file: Path) -> InputRates | None:
 
 
 def write_rates(file: Path, rates: InputRates) -> None:
-    """Write the rates under a temporary name and rename it. An unwritable cache is ignored."""
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    """Write the rates. An unwritable cache is ignored."""
+    with suppress(OSError), replace_file(file) as temporary:
         temporary.write_text(json.dumps(serialize(rates)))
-        os.rename(temporary, file)
-    except OSError:
-        temporary.unlink(missing_ok=True)
 
 
 def rate_notes(task: Task) -> tuple[tuple[str, str], ...]:

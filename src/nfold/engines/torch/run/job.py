@@ -16,13 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nfold.core.errors import DevicesMissing, UsageError
+from nfold.core.errors import DevicesMissing, MachineUnfit, UsageError
 from nfold.core.plan import Plan
 
 THREADS_FOLDER = Path("/proc/self/task")
 POLL_S = 0.002
 MAX_WAIT_S = 1.0
 QUIET_POLLS = 2
+LAUNCH_ADVICE = "next: nfold run SCRIPT, or unset RANK and WORLD_SIZE for one device"
 
 
 def wait_for_idle_threads(max_wait_s: float = MAX_WAIT_S) -> bool:
@@ -80,10 +81,15 @@ def join_job(device_type: str | None) -> Job:
     """Join the job that ``RANK`` and ``WORLD_SIZE`` describe; without them, a job of one rank.
 
     ``device_type`` is ``cuda``, ``cpu`` or None: GPUs if there are any. Uses an existing process
-    group. Raises DevicesMissing if this rank has no GPU.
+    group. Raises DevicesMissing if this rank has no GPU, MachineUnfit if a variable names no rank.
     """
-    rank, world_size = (int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
-    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    rank, world_size = _read_variable("RANK", 0), _read_variable("WORLD_SIZE", 1)
+    if rank >= world_size:
+        raise MachineUnfit(
+            f"RANK={rank} in the environment: allowed are ranks below WORLD_SIZE={world_size}; "
+            f"{LAUNCH_ADVICE}"
+        )
+    local_rank = _read_variable("LOCAL_RANK", rank)
     device = _open_device(
         device_type or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank
     )
@@ -92,6 +98,15 @@ def join_job(device_type: str | None) -> Job:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
         _leave_at_exit()
     return Job(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
+
+
+def _read_variable(name: str, default: int) -> int:
+    value = os.environ.get(name, str(default))
+    if not value.isdecimal():
+        raise MachineUnfit(
+            f"{name}={value!r} in the environment: allowed are whole numbers from 0; {LAUNCH_ADVICE}"
+        )
+    return int(value)
 
 
 def _open_device(kind: str, local_rank: int) -> torch.device:

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from nfold.core.errors import MachineUnfit
+from nfold.engines.torch.run.job import join_job
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are seen on Linux only")
 
 BEGIN = """
@@ -57,3 +60,20 @@ print(wait_for_idle_threads(max_wait_s=0.1))
 over.set()
 """)
     assert output == "False"
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK='first' in the environment: allowed are"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE='' in the environment: allowed are"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 in the environment: .* below WORLD_SIZE=2"),
+    ],
+)
+def test_a_job_that_the_environment_does_not_describe_is_refused(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MachineUnfit, match=expected):
+        join_job("cpu")
