@@ -59,9 +59,10 @@ class ProcessSpec:
 
     ``environment`` extends the environment of this process. ``processes`` counts the ranks of this
     node, ``batch`` the samples of a step (0: not known). With ``restarts`` the agent handles the
-    failure of a rank. A user's script (``is_user_script``) may take any time before its first step,
-    and has ``stop_grace_s`` to end by itself after a request to stop. ``marker_variable`` names a
-    variable of ``environment`` whose value only processes of this run have.
+    failure of a rank. A user's script (``is_user_script``) may take any time before its first step
+    in which it is active, and has ``stop_grace_s`` to end by itself after a request to stop.
+    ``marker_variable`` names a variable of ``environment`` whose value only processes of this run
+    have.
     """
 
     command: tuple[str, ...]
