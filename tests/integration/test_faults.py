@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,7 @@ def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
     assert done.cause.rank == victim
     assert done.cause.step is not None
     assert done.cause.step >= 5
+    assert "rank 0 is in " in done.cause.text
     assert done.folder is not None
     for rank in range(2):
         stack = HandoffFolder(tmp_path / done.folder).stack_file(rank).read_text()
@@ -203,6 +205,18 @@ def test_a_failing_rank_is_the_root_cause(
     assert done.cause.rank == int(fault.split(":")[1])
     assert says in done.cause.text
     assert done.is_final
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "nfold"])
+def test_a_slow_rank_is_named_though_all_steps_take_as_long(
+    host: Machine, tmp_path: Path, planted: Callable[[str], None], strategy: str
+) -> None:
+    planted("sleep:1:1")
+    asked = plan(host, devices=2, batch=32, steps=40, warmup_steps=2, strategy=strategy)
+    done = run(Workload.parse("digits"), asked, machine=host, options=RunOptions(results=tmp_path))
+    assert done.status == "ok", done.cause
+    (slow,) = [caveat for caveat in done.warnings if caveat.kind == "slow_rank"]
+    assert re.match(r"rank 1 computes (3|4|5)\d\.\d\d ms a step before it exchanges", slow.text)
 
 
 def test_an_out_of_memory_row_has_what_was_held(

@@ -83,9 +83,38 @@ if sys.argv[1] == "evaluates":
     train(2)
 elif sys.argv[1] == "deadlocks" and dist.get_rank() == 1:
     time.sleep(600)
+elif sys.argv[1] == "leaves" and dist.get_rank() == 1:
+    dist.barrier()
 else:
     train(10**9)
 dist.destroy_process_group()
+"""
+BEFORE_THE_FIRST_STEP = """
+import time
+from torch.utils.data import DataLoader
+for batch in DataLoader([1, 2, 3]):
+    time.sleep(600)
+"""
+PREPARE = """
+import os, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+until = time.monotonic() + 12
+if os.environ["RANK"] == "0":
+    with open("prepared", "wb") as file:
+        while time.monotonic() < until:
+            exec(sys.argv[1])
+dist.barrier()
+dist.destroy_process_group()
+"""
+DISAGREE = """
+import sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if dist.get_rank() == 1:
+    exec(compile("\\n" * 6 + sys.argv[1], "train.py", "exec"))
+dist.all_reduce(torch.ones(1))
 """
 DETACH = """
 import subprocess
@@ -339,6 +368,48 @@ def test_ranks_that_all_wait_are_hung(place: Place) -> None:
     code, _, _ = place.run(DDP, "deadlocks", flags=("--devices", "2", "--hang-timeout", "4"))
     assert code == 1
     assert place.facts["status"] == "hung"
+
+
+@pytest.mark.parametrize("code", [WAIT, BEFORE_THE_FIRST_STEP])
+def test_a_start_in_which_nothing_happens_is_hung(place: Place, code: str) -> None:
+    limits = ("--start-timeout", "4", "--hang-timeout", "4")
+    ended, _, err = place.run(code, flags=("--devices", "2", *limits))
+    assert ended == 1
+    assert place.facts["status"] == "hung"
+    assert "train.py:" in err
+
+
+@pytest.mark.parametrize("work", ["sum(range(10**5))", "file.write(bytes(10**5)); time.sleep(0.1)"])
+def test_a_long_preparation_of_data_is_left_alone(place: Place, work: str) -> None:
+    """While the other rank waits for it, longer than all limits."""
+    limits = ("--start-timeout", "3", "--hang-timeout", "3")
+    code, _, err = place.run(PREPARE, work, flags=("--devices", "2", *limits))
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "operations"),
+    [
+        ("dist.barrier()", ("all_reduce (train.py:8)", "barrier (train.py:7)")),
+        ("time.sleep(600)", ("all_reduce (train.py:8)", "train.py:7")),
+    ],
+)
+def test_ranks_that_disagree_are_named_with_their_operations(
+    place: Place, wrong: str, operations: tuple[str, str]
+) -> None:
+    limits = ("--start-timeout", "4", "--hang-timeout", "4")
+    code, _, err = place.run(DISAGREE, wrong, flags=("--devices", "2", *limits))
+    assert code == 1
+    assert place.facts["status"] == "hung", err
+    for rank, operation in enumerate(operations):
+        assert f"rank {rank} is in {operation}" in err
+
+
+def test_a_rank_that_leaves_the_loop_early_is_named(place: Place) -> None:
+    code, _, err = place.run(DDP, "leaves", flags=("--devices", "2", "--hang-timeout", "4"))
+    assert code == 1
+    assert "rank 0 is in backward (train.py:" in err
+    assert "rank 1 is in barrier (train.py:" in err
 
 
 def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) -> None:

@@ -92,6 +92,13 @@ def test_ranks_without_exchange_do_not_wait_for_a_slow_rank(tmp_path: Path) -> N
     assert first < second / 2
 
 
+def test_a_slow_rank_is_named_though_the_others_wait_for_it(tmp_path: Path) -> None:
+    found, _ = _measured(tmp_path, "slow")
+    assert found.status == "ok", found.cause
+    texts = {caveat.kind: caveat.text for caveat in found.warnings}
+    assert texts["slow_rank"].startswith("rank 1 computes ")
+
+
 def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
     """Rank 1 waits in the following step, and the clock of rank 0 shows the delay of both."""
     variants = (Variant(), Variant(input="replayed"))

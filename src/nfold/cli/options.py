@@ -297,9 +297,9 @@ RUN_OPTIONS = {
         more={"metavar": "NAME=VALUE"},
     ),
     "results": SHARED_OPTIONS["results"],
-    "hang_timeout": replace(
-        SHARED_OPTIONS["hang_timeout"],
-        help="Report a hang after this time without a step of nfold.Run.",
+    "hang_timeout": SHARED_OPTIONS["hang_timeout"],
+    "start_timeout": _seconds(
+        300.0, "Report a hang before the first step if the ranks are idle for this time."
     ),
     "debug": SHARED_OPTIONS["debug"],
 }

@@ -69,6 +69,8 @@ class Window:
         epoch_gap: the gap before the window, if an epoch begins with it.
         queue_drain_s: how long the devices worked after the host's last call. Long if steps wait
             for the devices, short if the devices wait for the host. None: unknown.
+        exchange_wait_s: how long a CPU device waited for the gradient exchange after its own
+            backward. None: not measured.
         clock_mhz: clock of the rank's GPU, if it was read in the window.
         throttle_reason: why the clock was limited, such as the power limit.
     """
@@ -81,6 +83,7 @@ class Window:
     fetches: FetchStats | None = None
     epoch_gap: EpochGap | None = None
     queue_drain_s: float | None = None
+    exchange_wait_s: float | None = None
     clock_mhz: float | None = None
     throttle_reason: str = ""
 

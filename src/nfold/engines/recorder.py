@@ -80,6 +80,7 @@ class _WindowEnd:
     variant_index: int | None
     measured: bool
     fetches: FetchStats | None
+    exchange_wait_s: float | None
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,16 @@ class WindowBuffer(Generic[Loss]):
         self.open_steps += call.steps
 
     def end_window(
-        self, variant_index: int | None, *, measured: bool, fetches: FetchStats | None
+        self,
+        variant_index: int | None,
+        *,
+        measured: bool,
+        fetches: FetchStats | None,
+        exchange_wait_s: float | None,
     ) -> None:
         if self.open_steps:
-            self._window_ends.append(_WindowEnd(len(self.calls), variant_index, measured, fetches))
+            end = _WindowEnd(len(self.calls), variant_index, measured, fetches, exchange_wait_s)
+            self._window_ends.append(end)
             self.open_steps = 0
 
     def timed_windows(
@@ -140,6 +147,7 @@ class WindowBuffer(Generic[Loss]):
                 fetches=end.fetches,
                 epoch_gap=None if first else epoch_gap,
                 queue_drain_s=ahead_s if last else None,
+                exchange_wait_s=end.exchange_wait_s,
             )
             pairs = zip(times_ms, calls, strict=True)
             step_ms = tuple(ms / call.steps for ms, call in pairs for _ in range(call.steps))
@@ -186,12 +194,14 @@ class Recorder(Generic[Loss]):
         read: ReadLosses[Loss],
         read_fetches: Callable[[], FetchStats | None] = lambda: None,
         fence_interval_s: float = 0.0,
+        read_exchange_wait: Callable[[], float | None] = lambda: None,
     ) -> None:
         """``length`` may change until the warm-up ends.
 
         ``read_fetches`` returns statistics of the batches fetched since its last call. Fences are
         ``fence_interval_s`` seconds apart: after a fence the device waits for the host, which it
-        does not in a training without fences.
+        does not in a training without fences. ``read_exchange_wait`` returns the seconds that the
+        rank has waited for the gradient exchange since its last call.
         """
         self._rank = rank
         self.device = device
@@ -199,6 +209,7 @@ class Recorder(Generic[Loss]):
         self._read = read
         self._read_fetches = read_fetches
         self._fence_interval_s = fence_interval_s
+        self._read_exchange_wait = read_exchange_wait
         self._buffer: WindowBuffer[Loss] = WindowBuffer()
         self._window_start = self._last_end = 0.0
         self._epoch_first_step = self._epoch_steps = self.steps = 0
@@ -345,7 +356,10 @@ class Recorder(Generic[Loss]):
     def _cut_window(self) -> None:
         if self._buffer.open_steps:
             self._buffer.end_window(
-                self._variant_index, measured=not self._discarding, fetches=self._read_fetches()
+                self._variant_index,
+                measured=not self._discarding,
+                fetches=self._read_fetches(),
+                exchange_wait_s=self._read_exchange_wait(),
             )
 
     def _close_window(self) -> None:

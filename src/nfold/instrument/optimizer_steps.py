@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,7 +24,11 @@ from torch.optim.optimizer import (
 
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
-from nfold.engines.torch.communication.gradient_exchange import BUCKET_BYTES, split_into_buckets
+from nfold.engines.torch.communication.gradient_exchange import (
+    BUCKET_BYTES,
+    ExchangeWait,
+    split_into_buckets,
+)
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import is_sparse
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
@@ -62,8 +67,10 @@ class OptimizerStepHooks:
         post_backward: PostBackwardAllReduce,
         on_compute: Callable[[], None],
         on_step: Callable[[Any], None],
+        exchange_wait: ExchangeWait,
     ) -> None:
         self._post_backward = post_backward
+        self._exchange_wait = exchange_wait
         self.on_compute = on_compute
         self._on_step = on_step
         self.skipped_steps, self.steps_in_backward = 0, False
@@ -131,8 +138,10 @@ class OptimizerStepHooks:
         if is_outermost:
             self._stepped_in_backward.clear()
         self._depth += 1
+        loss = tensors if isinstance(tensors, Tensor) else tensors[0]
         try:
-            original(tensors, *args, **kwargs)
+            with self._exchange_wait.measure(loss) if is_outermost else nullcontext():
+                original(tensors, *args, **kwargs)
         finally:
             self._depth -= 1
         if may_end_step and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:

@@ -20,6 +20,7 @@ from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import Recorder
 from nfold.engines.torch.communication.data_parallel import parameter_checksum, sample_parameters
+from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.devices import Devices
 from nfold.instrument.epoch_boundaries import (
     FENCE_INTERVAL_S,
@@ -55,6 +56,7 @@ class InstrumentedRun:
         length = planned_length(task)
         self._warm_up_end = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
+        exchange_wait = ExchangeWait(enabled=task.world_size > 1 and task.plan.device == "cpu")
         self._recorder: Recorder[None] = Recorder(
             task.rank,
             "",
@@ -64,6 +66,7 @@ class InstrumentedRun:
             lambda _: (),  # The script keeps its losses.
             read_fetches=self._take_fetches,
             fence_interval_s=FENCE_INTERVAL_S,
+            read_exchange_wait=exchange_wait.take_seconds,
         )
         self._overrides = LoaderOverrides(task, lambda: self._dataloaders.steps)
         self._variant = ActiveVariant(task)
@@ -83,7 +86,7 @@ class InstrumentedRun:
             host_gaps=self._host_gaps,
         )
         self._step_hooks = OptimizerStepHooks(
-            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step
+            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step, exchange_wait
         )
         self._dataloaders = DataLoaderHook(
             self._prepare,

@@ -58,9 +58,10 @@ class ProcessSpec:
 
     ``environment`` extends the environment of this process. ``processes`` counts the ranks of this
     node, ``batch`` the samples of a step (0: not known). With ``restarts`` the agent handles the
-    failure of a rank. A user's script (``is_user_script``) may take any time before its first step,
-    and has ``stop_grace_s`` to end by itself after a request to stop. With ``reads_stdin`` the tree
-    inherits the standard input of this process, and rank 0 may wait there for any time.
+    failure of a rank. A user's script (``is_user_script``) may take any time before its first step
+    in which it is active, and has ``stop_grace_s`` to end by itself after a request to stop. With
+    ``reads_stdin`` the tree inherits the standard input of this process, and rank 0 may wait there
+    for any time.
     """
 
     command: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ from nfold.core.process_identity import ProcessIdentity, session_processes
 KILL_TIMEOUT_S = 5.0
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 IDLE_CPU_SHARE = 0.01  # of one core: NCCL's watchdog threads of a waiting rank use less
+IDLE_BYTES_PER_S = 1024  # read and written: a data set is prepared or downloaded faster
 IDLE_CHECK_INTERVAL_S = 1.0
 READ_SYSCALLS = {"x86_64": "0", "aarch64": "63"}  # numbers of read(2) by machine
 
@@ -75,23 +77,27 @@ class ProcessTree:
         return self._status(pid) == psutil.STATUS_DISK_SLEEP
 
     def is_reading_stdin(self, pid: int) -> bool:
-        """Whether the main thread of a process waits for standard input."""
+        """Return whether the main thread of a process waits for standard input."""
         try:
             call, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
         except OSError:
             return False
         return call == READ_SYSCALLS.get(platform.machine()) and arguments[0] == "0x0"
 
-    def cpu_seconds(self, pid: int) -> float:
-        """Return the CPU time of a process of the tree and its descendants."""
-        process, seconds = self._processes.get(pid), 0.0
+    def resource_use(self, pid: int) -> tuple[float, int]:
+        """Return the CPU seconds of a process of the tree and its descendants, also of ended ones.
+
+        And the bytes that they read and wrote; 0 where the system does not count them.
+        """
+        process, seconds, size = self._processes.get(pid), 0.0, 0
         if process is not None:
             with contextlib.suppress(psutil.Error):
                 for one in (process, *process.children(recursive=True)):
                     with contextlib.suppress(psutil.Error):
-                        times = one.cpu_times()
-                        seconds += times.user + times.system
-        return seconds
+                        seconds += sum(one.cpu_times()[:4])
+                        counters = one.io_counters()
+                        size += counters.read_chars + counters.write_chars
+        return seconds, size
 
     def signal(self, pid: int, signum: signal.Signals) -> None:
         """Send a signal to a process of the tree, if it is still the same process."""
@@ -143,22 +149,23 @@ class ProcessTree:
 
 
 @dataclass(frozen=True)
-class CpuSample:
-    """CPU time of a process at a time, and whether it was idle up to then."""
+class UseSample:
+    """What a process has used up to a time, and whether it was idle up to then."""
 
     life_sign: int
     start_s: float
     checked_s: float
     cpu_s: float
+    io_bytes: int
     is_idle: bool = False
 
 
 class IdleDetector:
-    """Finds processes that use no CPU time; time spent waiting for a disk is not idle."""
+    """Finds processes that use no CPU time and neither read nor write nor wait for a disk."""
 
     def __init__(self, tree: ProcessTree) -> None:
         self._tree = tree
-        self._samples: dict[int, CpuSample] = {}
+        self._samples: dict[int, UseSample] = {}
 
     def is_idle(self, pid: int, life_sign: int, window_s: float) -> bool:
         """Whether a process was idle for at least ``window_s`` since its last sign of life.
@@ -168,15 +175,20 @@ class IdleDetector:
         """
         now, last = time.monotonic(), self._samples.get(pid)
         if last is None or last.life_sign != life_sign:
-            self._samples[pid] = CpuSample(life_sign, now, now, self._tree.cpu_seconds(pid))
+            self._samples[pid] = UseSample(life_sign, now, now, *self._tree.resource_use(pid))
             return False
         if now - last.start_s < window_s or now - last.checked_s < IDLE_CHECK_INTERVAL_S:
             return last.is_idle
-        cpu_s = self._tree.cpu_seconds(pid)
-        used = cpu_s - last.cpu_s
-        busy = used > IDLE_CPU_SHARE * (now - last.start_s) or self._tree.is_waiting_for_disk(pid)
-        start, cpu = (now, cpu_s) if busy else (last.start_s, last.cpu_s)
-        self._samples[pid] = CpuSample(life_sign, start, now, cpu, is_idle=not busy)
+        cpu_s, io_bytes = self._tree.resource_use(pid)
+        busy = (
+            cpu_s - last.cpu_s > IDLE_CPU_SHARE * (now - last.start_s)
+            or io_bytes - last.io_bytes > IDLE_BYTES_PER_S * (now - last.start_s)
+            or self._tree.is_waiting_for_disk(pid)
+        )
+        if busy:
+            self._samples[pid] = UseSample(life_sign, now, now, cpu_s, io_bytes)
+        else:
+            self._samples[pid] = dataclasses.replace(last, checked_s=now, is_idle=True)
         return not busy
 
 

@@ -45,6 +45,31 @@ def stacks_on_signal(file: Path) -> Iterator[None]:
             faulthandler.unregister(STACK_SIGNAL)
 
 
+STACK_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+LIBRARY_FOLDER = f"{os.path.dirname(os.__file__)}{os.sep}"
+OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def find_current_call(stack_file: Path) -> str | None:
+    """Return the user's line that a rank executes, and the function of PyTorch called there.
+
+    For example ``all_reduce (train.py:12)``; a line of nfold if there is none of the user. None if
+    the file has no stack of the main thread.
+    """
+    text = stack_file.read_text(errors="replace") if stack_file.exists() else ""
+    function, own = "", None
+    for path, line, name in STACK_FRAME.findall(text.partition("Current thread")[2]):
+        location = f"{os.path.basename(path)}:{line}"
+        call = f"{function} ({location})" if function else location
+        if "-packages/torch/" in path:
+            function = name if name != "wrapper" and not name.startswith("_") else function
+        elif path.startswith(OWN_FOLDER):
+            own = own or call
+        elif "-packages/" in path or not path.startswith((LIBRARY_FOLDER, "<")):
+            return call
+    return own
+
+
 def redirect_output(log: Path) -> None:
     """Redirect the output of this process to the log of the rank, line-buffered."""
     with log.open("ab") as target:

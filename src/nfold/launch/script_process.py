@@ -40,8 +40,8 @@ def main() -> None:
     folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
     kind, cores, target, *arguments = sys.argv[2:]
     _start_rank(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
-    InferredHeartbeat(folder, rank).install()
     with stacks_on_signal(folder.stack_file(rank)):
+        InferredHeartbeat(folder, rank).install()
         run_target(folder, rank, kind, target, arguments)
     exit_after_handlers()
 
@@ -49,12 +49,13 @@ def main() -> None:
 class InferredHeartbeat:
     """Reports the optimizer steps and the DataLoader batches of a script as signs of life.
 
-    A script that uses ``nfold.Run`` reports itself; then this does nothing.
+    A script that uses ``nfold.Run`` reports itself: then the heartbeat of nfold.Run replaces the
+    file of this one.
     """
 
     def __init__(self, folder: HandoffFolder, rank: int) -> None:
-        self._folder, self._rank, self._pid = folder, rank, os.getpid()
-        self._writer: HeartbeatWriter | None = None
+        self._pid = os.getpid()
+        self._writer = HeartbeatWriter(folder.heartbeat_file(rank), self._pid, is_inferred=True)
         self._steps = 0
 
     def install(self) -> None:
@@ -93,12 +94,6 @@ class InferredHeartbeat:
         if os.getpid() != self._pid:  # a forked child of the rank
             return
         self._steps += steps
-        if self._writer is None:
-            reported = self._folder.read_heartbeat(self._rank)
-            if reported is not None and reported.pid == self._pid:
-                return
-            file = self._folder.heartbeat_file(self._rank)
-            self._writer = HeartbeatWriter(file, self._pid, is_inferred=True)
         phase = Phase.STEPPING if self._steps else Phase.FIRST_STEP
         self._writer.beat(phase, self._steps, 0, time.monotonic_ns())
 

@@ -32,7 +32,6 @@ from nfold.core.source_location import display_path
 from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.launch_spec import (
-    LOOPBACK_ENVIRONMENT,
     ProcessSpec,
     RankGroup,
     RunOptions,
@@ -125,6 +124,7 @@ def launch_script(
     options = RunOptions(
         results=args.results,
         hang_timeout_s=args.hang_timeout,
+        start_timeout_s=args.start_timeout,
         stop=stop,
         on_progress=lambda _: follower.copy(),
     )
@@ -184,7 +184,7 @@ def _launch(
     )
     return ProcessSpec(
         command=agent_command(folder, group),
-        environment=_environment(folder, ranks, alone=rendezvous.nodes[1] == 1),
+        environment=_environment(folder, ranks, rendezvous),
         processes=ranks.processes,
         restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
@@ -193,14 +193,16 @@ def _launch(
     )
 
 
-def _environment(folder: HandoffFolder, ranks: LocalRanks, *, alone: bool) -> dict[str, str]:
+def _environment(
+    folder: HandoffFolder, ranks: LocalRanks, rendezvous: Rendezvous
+) -> dict[str, str]:
     found = rank_environment(ranks.device, max(1, ranks.cores_per_rank))
     if "OMP_NUM_THREADS" in os.environ:
         del found["OMP_NUM_THREADS"]
     found[FOLDER_VARIABLE] = str(folder.path)
     if ranks.plan:
         found[PLAN_VARIABLE] = json.dumps(ranks.plan)
-    return {**found, **(LOOPBACK_ENVIRONMENT if alone else {})}
+    return {**found, **rendezvous.environment}
 
 
 def _outcome(folder: HandoffFolder, ending: TreeExit) -> ScriptOutcome:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -21,7 +19,7 @@ from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, HeartbeatRecord
 from nfold.launch.launch_spec import ProcessSpec, RunOptions, RunProgress
 from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
-from nfold.launch.rank_lifecycle import STACK_SIGNAL
+from nfold.launch.rank_lifecycle import STACK_SIGNAL, find_current_call
 from nfold.telemetry import evaluation, sampler, telemetry_csv
 
 POLL_S = 0.1
@@ -34,7 +32,8 @@ class TreeExit:
     """How a process tree ended.
 
     ``exit_code`` is the root's, negative for a signal, None if nfold ended it. ``hung`` is the rank
-    that stopped first and its step; ``is_hung_rank_stopped``: by a signal. ``timed_out`` has the
+    that stopped first and its step; ``is_hung_rank_stopped``: by a signal; ``hung_calls`` has the
+    ranks and the calls that they were in, from their stacks. ``timed_out`` has the
     time limit in seconds and the step of the slowest rank, ``seconds_since_step`` the time since
     that step. ``leftover_pids`` are processes that outlived SIGKILL, ``detached`` ids and commands
     of processes that the script started outside of the tree.
@@ -43,6 +42,7 @@ class TreeExit:
     exit_code: int | None = None
     hung: tuple[int, int] | None = None
     is_hung_rank_stopped: bool = False
+    hung_calls: tuple[tuple[int, str], ...] = ()
     timed_out: tuple[float, int] | None = None
     stop_signal: int | None = None
     seconds_since_step: float = 0.0
@@ -113,8 +113,8 @@ class Supervisor:
             hung = self._hung(tree, beats)
             if hung is not None:
                 stopped = tree.is_stopped(beats[hung[0]].pid)
-                self._ask_for_stacks(tree)
-                return TreeExit(hung=hung, is_hung_rank_stopped=stopped)
+                calls = self._ask_for_stacks(tree)
+                return TreeExit(hung=hung, is_hung_rank_stopped=stopped, hung_calls=calls)
             if failed_at is None and self._failed():
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > FAILURE_GRACE_S:
@@ -151,7 +151,9 @@ class Supervisor:
         return beats
 
     def _hung(self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tuple[int, int] | None:
-        if any(beat.is_inferred for beat in beats.values()):
+        if self._launch.is_user_script and any(
+            beat.is_inferred or beat.phase == Phase.STARTING for beat in beats.values()
+        ):
             return self._hung_script(tree, beats)
         if len(beats) < self._launch.processes:
             return None
@@ -164,8 +166,13 @@ class Supervisor:
     def _hung_script(
         self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]
     ) -> tuple[int, int] | None:
-        # A script reports nothing: silence alone may be an evaluation. Hung is a silent rank that
-        # is stopped, or all ranks if none of them uses CPU time.
+        # A script reports nothing: silence alone may be an evaluation or a download. Hung is a silent
+        # rank that is stopped, or all ranks if none of them uses CPU time or reads or writes.
+        beats = {
+            rank: beat
+            for rank, beat in beats.items()
+            if beat.phase == Phase.FINISHED or beat.identity.is_running
+        }
         running = {rank: b for rank, b in beats.items() if b.phase != Phase.FINISHED}
         silent = {r: b for r, b in running.items() if self._silence_s(b) >= self._limit_s(b)}
         stopped = {rank: beat for rank, beat in silent.items() if tree.is_stopped(beat.pid)}
@@ -194,18 +201,19 @@ class Supervisor:
         return (time.monotonic_ns() - max(beat.monotonic_ns, self._prompted_ns)) / 1e9
 
     def _limit_s(self, beat: HeartbeatRecord) -> float:
-        if self._launch.is_user_script and beat.phase == Phase.STARTING:
-            return math.inf
         slow = beat.phase in (Phase.STARTING, Phase.FIRST_STEP)
         return self._options.start_timeout_s if slow else self._options.hang_timeout_s
 
-    def _ask_for_stacks(self, tree: ProcessTree) -> None:
+    def _ask_for_stacks(self, tree: ProcessTree) -> tuple[tuple[int, str], ...]:
         for identity in self._identities.values():
             tree.signal(identity.pid, STACK_SIGNAL)
             tree.signal(identity.pid, signal.SIGCONT)
         deadline = time.monotonic() + STACKS_TIMEOUT_S
-        stacks = [self._folder.stack_file(rank) for rank in self._identities]
-        while time.monotonic() < deadline and not all(_has_text(file) for file in stacks):
+        stacks = {rank: self._folder.stack_file(rank) for rank in sorted(self._identities)}
+        while True:
+            calls = {rank: find_current_call(file) for rank, file in stacks.items()}
+            if all(calls.values()) or time.monotonic() > deadline:
+                return tuple((rank, call) for rank, call in calls.items() if call is not None)
             time.sleep(POLL_S / 2)
 
     def _report(self, beats: dict[int, HeartbeatRecord]) -> None:
@@ -254,10 +262,6 @@ def _furthest_behind(tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tu
 
     rank, beat = min(beats.items(), key=order)
     return rank, beat.step
-
-
-def _has_text(file: Path) -> bool:
-    return file.exists() and file.stat().st_size > 0
 
 
 SAMPLER_STOP_TIMEOUT_S = 3.0

@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
 from nfold.core.plan import PLAN_FIELDS, Plan, parse_device_count
-from nfold.launch.launch_spec import check_positive_seconds
+from nfold.launch.launch_spec import LOOPBACK_ENVIRONMENT, check_positive_seconds
 
 STATIC_PORT = 29500  # torchrun's default of --master-port
 RENDEZVOUS_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
@@ -46,10 +49,13 @@ class TorchrunArgs:
     plan: tuple[str, ...] = ()
     results: Path = Path("nfold-results")
     hang_timeout: float = 60.0
+    start_timeout: float = 300.0
 
     def __post_init__(self) -> None:
         check_positive_seconds(
-            hang_timeout=self.hang_timeout, monitor_interval=self.monitor_interval
+            hang_timeout=self.hang_timeout,
+            start_timeout=self.start_timeout,
+            monitor_interval=self.monitor_interval,
         )
 
     @property
@@ -74,17 +80,65 @@ class Rendezvous:
     @property
     def warning(self) -> str | None:
         """A warning if the rendezvous has a public address, else None."""
-        host = self.endpoint.rpartition(":")[0].strip("[]")
-        try:
-            public = ipaddress.ip_address(host).is_global
-        except ValueError:
-            return None
-        if not public:
+        host = split_endpoint(self.endpoint)[0]
+        if not host or not ipaddress.ip_address(resolve(host)).is_global:
             return None
         return (
             f"the rendezvous {host} is a public address and accepts commands from anyone; next: "
             "use a private network"
         )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The network interface of the ranks: the loopback on one node, else that of the rendezvous.
+
+        NCCL chooses its own interfaces on several nodes: it can use all of them.
+        """
+        if self.nodes[1] == 1:
+            return LOOPBACK_ENVIRONMENT
+        address = own_address(self.endpoint)
+        names = (
+            name
+            for name, entries in psutil.net_if_addrs().items()
+            if any(entry.address == address for entry in entries)
+        )
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or next(names, None)
+        return {"GLOO_SOCKET_IFNAME": interface} if interface else {}
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, ``HOST`` or ``[IPV6]:PORT``; STATIC_PORT by default."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or not port.isdecimal():
+        return endpoint.strip("[]"), STATIC_PORT
+    return host.strip("[]"), int(port)
+
+
+def resolve(host: str) -> str:
+    """Return the IP address of a host; "0.0.0.0" if its name cannot be resolved."""
+    try:
+        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return "0.0.0.0"  # noqa: S104  # not to bind a socket
+    return str(address)
+
+
+def is_loopback(address: str) -> bool:
+    return bool(address) and ipaddress.ip_address(address).is_loopback
+
+
+def own_address(endpoint: str) -> str | None:
+    """Return the address of this machine on the way to the endpoint; None if there is no way."""
+    host, port = split_endpoint(endpoint)
+    address = resolve(host)
+    with socket.socket(
+        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM
+    ) as probe:
+        try:
+            probe.connect((address, port))  # sends nothing
+        except OSError:
+            return None
+        return str(probe.getsockname()[0])
 
 
 def check_target(args: TorchrunArgs) -> None:

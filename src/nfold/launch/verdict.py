@@ -46,6 +46,7 @@ def determine_status(
         rank, step = ending.hung
         stopped = "was stopped by a signal (SIGSTOP)" if ending.is_hung_rank_stopped else ""
         text = f"rank {rank} {stopped or 'made no progress'} after step {step}"
+        text += "".join(f"; rank {other} is in {call}" for other, call in ending.hung_calls)
         return "hung", FailureCause(
             text=text, rank=rank, step=step, stalled_s=ending.seconds_since_step
         )
@@ -108,7 +109,8 @@ def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause
     )
 
 
-SLOW_RANK_RATIO = 1.10
+SLOW_RANK_FRACTION = 0.10
+SLOW_WINDOW_FRACTION = 0.8
 DRIFT_FRACTION = 0.05
 ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32
 
@@ -197,13 +199,38 @@ def check_drift(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 
 def check_slow_rank(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Return a caveat if the step time of a rank is more than 10 % above the others' median."""
-    times = {r.rank: median(r.step_ms) for r in ranks if r.step_ms}
-    if len(times) < 2:
+    """Return a caveat if a rank needs more time than the others' median, by 10 % of their steps.
+
+    Ranks that exchange gradients have equal steps: where it was measured, the time that a rank
+    waited for the exchange is taken off. Then the rank must be slower in most windows, too.
+    """
+    steps = {r.rank: median(r.step_ms) for r in ranks if r.step_ms}
+    if len(steps) < 2:
         return None
+    computing = {r.rank: own for r in ranks if (own := _computing_ms(r))}
+    waits_known = computing.keys() == steps.keys()
+    times = {rank: median(own) for rank, own in computing.items()} if waits_known else steps
     slowest = max(times, key=lambda rank: times[rank])
     others = median([ms for rank, ms in times.items() if rank != slowest])
-    if times[slowest] <= SLOW_RANK_RATIO * others:
+    step = median([ms for rank, ms in steps.items() if rank != slowest])
+    if times[slowest] - others <= SLOW_RANK_FRACTION * step:
         return None
     text = f"rank {slowest} takes {times[slowest]:.2f} ms a step, the others {others:.2f} ms"
+    if waits_known:
+        rest = [own for rank, own in computing.items() if rank != slowest]
+        windows = zip(computing[slowest], *rest, strict=False)
+        if fmean(own > median(more) for own, *more in windows) < SLOW_WINDOW_FRACTION:
+            return None
+        text = (
+            f"rank {slowest} computes {times[slowest]:.2f} ms a step before it exchanges gradients, "
+            f"the others {others:.2f} ms, and wait for it"
+        )
     return Caveat(kind="slow_rank", text=text)
+
+
+def _computing_ms(rank: RankSamples) -> list[float]:
+    return [
+        1e3 * (window.seconds - window.exchange_wait_s) / window.steps
+        for window in rank.windows
+        if window.exchange_wait_s is not None
+    ]

@@ -6,6 +6,7 @@ exception: a real allocation that fails, a real NaN, a real exception of the use
 """
 
 import os
+import time
 
 
 def _plant(action: str, at_step: int) -> None:
@@ -25,6 +26,8 @@ def _plant(action: str, at_step: int) -> None:
             raise ValueError("planted in the user's own code")
         if made == at_step and action == "leave":
             os._exit(7)
+        if made >= at_step and action == "sleep":
+            time.sleep(0.03)
         loss = honest(self, batch)
         return loss * float("nan") if made >= at_step and action == "nan" else loss
 

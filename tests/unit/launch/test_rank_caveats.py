@@ -81,6 +81,31 @@ def test_a_slow_rank(seconds: float, flagged: bool) -> None:
     assert found == ({"slow_rank"} if flagged else set())
 
 
+def _waiting(rank: int, *waits_s: float) -> RankSamples:
+    windows = tuple(
+        Window(start_s=i, seconds=1.0, steps=10, samples=100, exchange_wait_s=wait_s)
+        for i, wait_s in enumerate(waits_s)
+    )
+    return _rank(rank, windows=windows)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "flagged"),
+    [
+        ([0.6] * 10, True),
+        ([0.13] * 10, False),  # 8 % of the step
+        ([0.6] * 6 + [0.0] * 4, False),  # not in most windows
+    ],
+)
+def test_a_slow_rank_that_the_others_wait_for(waits_s: list[float], flagged: bool) -> None:
+    ranks = [_waiting(0, *waits_s), _waiting(1, *[0.05] * 10)]
+    found = [doubt for doubt in verdict.rank_caveats(ranks) if doubt.kind == "slow_rank"]
+    assert bool(found) == flagged
+    if flagged:
+        assert found[0].text.startswith("rank 1 computes 95.00 ms a step before it exchanges")
+        assert "the others 40.00 ms" in found[0].text
+
+
 def test_what_a_rank_noted_itself_is_said_once() -> None:
     note = (("fallback", "not captured"),)
     found = verdict.rank_caveats([_rank(0, caveats=note), _rank(1, caveats=note)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,23 @@ def test_nodes_that_cannot_meet(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("endpoint", "warns"),
-    [("8.8.8.8:29400", True), ("10.0.0.1:29400", False), ("node0:29400", False)],
+    [
+        ("8.8.8.8:29400", True),
+        ("[2606:4700::1111]:29400", True),
+        ("public:29400", True),
+        ("10.0.0.1:29400", False),
+        ("node0:29400", False),
+    ],
 )
-def test_a_public_place_to_meet_is_warned_of(endpoint: str, warns: bool) -> None:
+def test_a_public_place_to_meet_is_warned_of(
+    endpoint: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {"public": "8.8.4.4", "node0": "192.168.0.7"}
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda host, *_, **__: [(0, 0, 0, "", (addresses.get(host, host), 0))],
+    )
     meeting = build_rendezvous(asked(nnodes="2", rdzv_endpoint=endpoint))
     assert (meeting.warning is not None) == warns
 
@@ -291,11 +306,17 @@ def test_threads_that_the_user_chose_are_left(
 ) -> None:
     ranks = LocalRanks.from_args(asked(nproc_per_node="2", plan=("seed=3",)), machine(cores=8))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    own = script_run._environment(HandoffFolder(tmp_path), ranks, alone=True)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    one_node = build_rendezvous(asked())
+    own = script_run._environment(HandoffFolder(tmp_path), ranks, one_node)
+    assert own["GLOO_SOCKET_IFNAME"] == "lo"
     assert own["OMP_NUM_THREADS"] == "4"
     assert own["NFOLD_FOLDER"] == str(tmp_path)
     assert json.loads(own["NFOLD_PLAN"]) == {"seed": 3}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    several = script_run._environment(HandoffFolder(tmp_path), ranks, alone=False)
-    assert "OMP_NUM_THREADS" not in several
-    assert "GLOO_SOCKET_IFNAME" not in several
+    several = build_rendezvous(asked(nnodes="2", rdzv_endpoint="127.0.0.2:29400"))
+    kept = script_run._environment(HandoffFolder(tmp_path), ranks, several)
+    assert "OMP_NUM_THREADS" not in kept
+    assert "NCCL_SOCKET_IFNAME" not in kept
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert several.environment == {"GLOO_SOCKET_IFNAME": "eth7"}

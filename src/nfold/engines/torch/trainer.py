@@ -30,6 +30,7 @@ from nfold.engines.torch.batch import (
 from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import parameter_checksum
+from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.devices import Devices, build_clock, open_devices
 from nfold.engines.torch.error_translation import translate_errors
 from nfold.engines.torch.input import batch_source
@@ -252,8 +253,18 @@ class Trainer:
             self.lr_schedule = OneCycleLearningRate(
                 self.optimizer, peak, steps, self.devices.primary
             )
+        self._exchange_wait = ExchangeWait(
+            enabled=self.task.world_size > 1 and not self.devices.is_cuda
+        )
         update = EagerStep(
-            usual, rare, usual_sizes, self.precision, self.optimizer, context, self.lr_schedule
+            usual,
+            rare,
+            usual_sizes,
+            self.precision,
+            self.optimizer,
+            context,
+            self.lr_schedule,
+            self._exchange_wait,
         )
         self._step = build_step(
             cast(str, plan.step), update, self.lr_schedule, self.devices.primary
@@ -299,7 +310,15 @@ class Trainer:
         else:
             length = plan_length(self.task.plan, len(epochs) * steps, done * steps)
         clock, device = build_clock(self.devices), self.devices.describe()
-        recorder = Recorder(self.task.rank, device, clock, observer, length, read_losses)
+        recorder = Recorder(
+            self.task.rank,
+            device,
+            clock,
+            observer,
+            length,
+            read_losses,
+            read_exchange_wait=self._exchange_wait.take_seconds,
+        )
         recorder.resume_from(earlier)
         if self.task.interleaved_variants:
             self._interleave(recorder, observer)

@@ -10,7 +10,9 @@ a parameter that no rank used keeps no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -365,6 +367,46 @@ class GradientExchange:
         self.reset()
         self._accumulating = not last
         self.completed_backwards += last
+
+
+class ExchangeWait:
+    """Measures how long the host waits for the gradient exchange after the backward of this rank.
+
+    Only for CPU devices, where the host waits; a slow rank waits less than the others. Callbacks of
+    the autograd engine run in order at the end of a backward: one that is queued at its begin runs
+    before those in which DistributedDataParallel and ``GradientExchange`` wait.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._seconds = 0.0
+        self._computed_at: float | None = None
+
+    @contextmanager
+    def measure(self, loss: Tensor) -> Iterator[None]:
+        """Measure the backward of ``loss`` in this context."""
+        if not (self._enabled and loss.requires_grad):
+            yield
+            return
+        handle = loss.register_hook(self._on_begin)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            handle.remove()
+        if self._computed_at is not None:
+            self._seconds += time.monotonic() - self._computed_at
+            self._computed_at = None
+
+    def take_seconds(self) -> float | None:
+        """Return the seconds since the last call; None if they are not measured."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds if self._enabled else None
+
+    def _on_begin(self, _gradient: Tensor) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(self._on_end)
+
+    def _on_end(self) -> None:
+        self._computed_at = time.monotonic()
 
 
 def split_into_buckets(

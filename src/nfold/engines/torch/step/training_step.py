@@ -21,6 +21,7 @@ from nfold.core.source_location import error_location
 from nfold.core.variant import NO_INTERVENTIONS
 from nfold.engines.torch.batch import Batch, MicroBatch, MicroBatches, Tensors, tensor_signature
 from nfold.engines.torch.communication.data_parallel import MicroBatchContext
+from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.lr_schedule import ConstantLearningRate
 from nfold.engines.torch.precision import Precision
 from nfold.engines.torch.step.cuda_graph import CapturedFunction, CaptureFailed, CudaGraphRecorder
@@ -88,12 +89,14 @@ class EagerStep:
         optimizer: torch.optim.Optimizer,
         context: MicroBatchContext,
         lr_schedule: ConstantLearningRate,
+        exchange_wait: ExchangeWait,
     ) -> None:
         self._forward, self._rare_forward, self._usual_sizes = forward, rare_forward, usual_sizes
         self._precision = precision
         self._optimizer = optimizer
         self._context = context
         self._lr_schedule = lr_schedule
+        self._exchange_wait = exchange_wait
 
     def __call__(self, tensors: Tensors, epoch: Tensor, parts: MicroBatches) -> Tensor:
         first, *others = [self._accumulate(tensors, epoch, part) for part in parts]
@@ -109,7 +112,9 @@ class EagerStep:
         forward = self._forward if part.rows in self._usual_sizes else self._rare_forward
         with self._context(part.share):
             loss = forward(part.select_rows(tensors), epoch)
-            self._precision.backward(_scale(loss, part.gradient_weight))
+            weighted = _scale(loss, part.gradient_weight)
+            with self._exchange_wait.measure(weighted):
+                self._precision.backward(weighted)
         return _scale(loss.detach(), part.loss_weight)
 
     def switch_exchange(self, exchange_key: Hashable) -> None:

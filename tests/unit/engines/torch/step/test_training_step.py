@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nfold.engines.torch.batch import CurrentShare, Tensors, split_micro_batches
 from nfold.engines.torch.communication.data_parallel import micro_batch_context
+from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.lr_schedule import ConstantLearningRate, OneCycleLearningRate
 from nfold.engines.torch.precision import Precision
 from nfold.engines.torch.step.forward import Forward
@@ -21,6 +22,7 @@ from nfold.workloads.torch_networks import sgd
 
 CPU = torch.device("cpu")
 NOW = torch.tensor(0)
+NO_EXCHANGE = ExchangeWait(enabled=False)
 HALF = tuple(
     dataclasses.replace(part, gradient_weight=0.5) for part in split_micro_batches(3, 0, 1, 1)
 )
@@ -37,9 +39,8 @@ def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     slot = micro_batch_context(nn.Identity(), CurrentShare(1))
     precision = Precision("fp32", CPU)
-    return EagerStep(
-        way("usual"), way("rare"), {4}, precision, optimizer, slot, ConstantLearningRate()
-    )
+    rate = ConstantLearningRate()
+    return EagerStep(way("usual"), way("rare"), {4}, precision, optimizer, slot, rate, NO_EXCHANGE)
 
 
 def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() -> None:
@@ -73,9 +74,8 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
         return loss
 
     slot = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(
-        forward, forward, (), arithmetic, sgd(model, 0.05), slot, ConstantLearningRate()
-    )
+    rate, optimizer = ConstantLearningRate(), sgd(model, 0.05)
+    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
     losses = list[float]()
     for batch in batches:
         parts = split_micro_batches(len(batch), 0, 1, accumulate)
@@ -144,7 +144,7 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
         return loss
 
     slot = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate)
+    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
     batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
     losses = list[float]()
     for first in range(0, 6, chain):
