@@ -32,8 +32,6 @@ STORED_NAMES = {
     "HostGapLocation.callee": "calls",
     "HostGapLocation.kind": "when",
     "HostGapLocation.location": "where",
-    "JournalEntry.backup": "kept",
-    "JournalEntry.kind": "was",
     "LowerBound.is_complete": "whole",
     "Measurement.variant": "ablation",
     "RankSamples.caveats": "notes",

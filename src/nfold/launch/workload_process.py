@@ -50,7 +50,7 @@ def enter_sandbox(task: Task, folder: HandoffFolder) -> Task:
     if os.environ.get(STATE_VARIABLE) in (SHARED, PER_RANK):
         enter_view(folder.sandbox, name)
     if os.environ.get(STATE_VARIABLE) == ENTERED:
-        guard_view()
+        guard_view(folder.sandbox)
         return task
     module, original_folder = task.workload.module, os.getcwd()
     sandbox = enter_sandbox_folder(folder.sandbox, name)

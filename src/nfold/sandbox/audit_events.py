@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import types
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,12 @@ class WriteListener:
     def on_write(self, path: str, *, empties: bool = False) -> None:
         """A file is opened for writing, or changed; ``empties``: it is truncated at once."""
 
+    def on_change_attributes(self, path: str) -> None:
+        """Mode, owner or times of a file are changed."""
+
+    def on_open_database(self, path: str) -> None:
+        """An SQLite database is opened."""
+
     def on_enter_folder(self, path: str) -> None:
         """A folder becomes the working directory, or is removed as a whole."""
 
@@ -32,6 +39,12 @@ class WriteListener:
 
     def on_rename(self, source: str, target: str) -> None:
         """A file or a folder is renamed."""
+
+    def on_execute(self, program: str) -> None:
+        """This process is replaced by another program."""
+
+    def on_start_process(self, environment: dict[Any, Any]) -> None:
+        """A process is started with an environment of its own."""
 
 
 class AuditHook:
@@ -60,11 +73,12 @@ class AuditHook:
     @contextlib.contextmanager
     def mute(self) -> Iterator[None]:
         """Ignore the events of this thread while the context is entered."""
+        before = getattr(self._busy, "now", False)
         self._busy.now = True
         try:
             yield
         finally:
-            self._busy.now = False
+            self._busy.now = before
 
 
 AUDIT_HOOK = AuditHook()
@@ -101,25 +115,56 @@ def _on_remove_folder(listener: WriteListener, path: Any, dir_fd: Any = -1) -> N
     _notify(listener.on_replace, path, -1 if dir_fd is None else dir_fd)
 
 
-def _on_link(listener: WriteListener, source: Any, target: Any, *fds: int) -> None:
+def _on_link(
+    listener: WriteListener, source: Any, target: Any, source_fd: int, target_fd: int
+) -> None:
+    _notify(listener.on_write, source, source_fd)  # it can be written to by its new name
+    _notify(listener.on_replace, target, target_fd)
+
+
+def _on_symlink(listener: WriteListener, source: Any, target: Any, dir_fd: int) -> None:
     del source
-    _notify(listener.on_replace, target, fds[-1] if fds else -1)
+    _notify(listener.on_replace, target, dir_fd)
 
 
-def _on_change(listener: WriteListener, path: Any, *rest: Any) -> None:
-    del rest
+def _on_truncate(listener: WriteListener, path: Any, length: int) -> None:
+    del length
     _notify(listener.on_write, path)
+
+
+def _on_change(listener: WriteListener, path: Any, *values: Any) -> None:
+    fds = [v for v in values[-1:] if isinstance(v, int)]
+    if isinstance(path, int):
+        path = f"/proc/self/fd/{path}"
+    _notify(listener.on_change_attributes, path, *fds)
 
 
 def _on_chdir(listener: WriteListener, path: Any) -> None:
     _notify(listener.on_enter_folder, path)
 
 
-def _on_sqlite_connect(listener: WriteListener, path: Any, *rest: Any) -> None:
-    del rest
-    if isinstance(path, str) and (path.startswith((":memory:", "file:")) or not path):
-        return
-    _notify(listener.on_write, path)
+def _on_sqlite_connect(listener: WriteListener, path: Any) -> None:
+    name = os.fsdecode(path)
+    options: dict[str, list[str]] = {}
+    if name.startswith("file:"):
+        uri = urllib.parse.urlsplit(name)
+        options = urllib.parse.parse_qs(uri.query)
+        name = urllib.parse.unquote(uri.path)
+    if name and name != ":memory:" and options.get("mode") not in (["ro"], ["memory"]):
+        _notify(listener.on_open_database, name)
+
+
+def _on_execute(listener: WriteListener, program: Any, arguments: Any, environment: Any) -> None:
+    del arguments, environment
+    listener.on_execute(os.fsdecode(program))
+
+
+def _on_start_process(
+    listener: WriteListener, program: Any, arguments: Any, folder: Any, environment: Any = None
+) -> None:
+    del program, arguments, folder
+    if isinstance(environment, dict):
+        listener.on_start_process(environment)
 
 
 EVENT_HANDLERS: dict[str, Callable[..., None]] = {
@@ -127,16 +172,18 @@ EVENT_HANDLERS: dict[str, Callable[..., None]] = {
     "os.chdir": _on_chdir,
     "os.chmod": _on_change,
     "os.chown": _on_change,
+    "os.exec": _on_execute,
     "os.link": _on_link,
     "os.mkdir": _on_create,
     "os.remove": _on_remove,
     "os.rename": _on_rename,
     "os.rmdir": _on_remove_folder,
-    "os.symlink": _on_link,
-    "os.truncate": _on_change,
+    "os.symlink": _on_symlink,
+    "os.truncate": _on_truncate,
     "os.utime": _on_change,
     "shutil.rmtree": _on_remove_folder,
     "sqlite3.connect": _on_sqlite_connect,
+    "subprocess.Popen": _on_start_process,
 }
 
 
@@ -167,7 +214,22 @@ class PathArgument:
 
 # Functions that open files in C, without an audit event.
 UNAUDITED_WRITERS: dict[str, dict[str, PathArgument]] = {
+    "cv2": {"imwrite": PathArgument(0, "filename")},
+    "pyarrow.csv": {"write_csv": PathArgument(1, "output_file")},
+    "pyarrow.feather": {"write_feather": PathArgument(1, "dest")},
+    "pyarrow.parquet": {
+        "write_table": PathArgument(1, "where"),
+        "ParquetWriter": PathArgument(0, "where"),
+    },
+    "soundfile": {"write": PathArgument(0, "file")},
     "torch": {"save": PathArgument(1, "f")},
+    "torch.export": {"save": PathArgument(1, "f")},
+    "torchaudio": {"save": PathArgument(0, "uri")},
+    "torchvision.io": {
+        "write_jpeg": PathArgument(1, "filename"),
+        "write_png": PathArgument(1, "filename"),
+        "write_video": PathArgument(0, "filename"),
+    },
     "torch.serialization": {"save": PathArgument(1, "f")},
     "torch.jit": {"save": PathArgument(1, "f")},
     "safetensors.torch": {
@@ -180,8 +242,29 @@ UNAUDITED_WRITERS: dict[str, dict[str, PathArgument]] = {
 
 
 def wrap_unaudited_writers() -> None:
-    """Wrap the functions of ``UNAUDITED_WRITERS``, if needed when their module is imported."""
+    """Wrap the functions of ``UNAUDITED_WRITERS``, if needed when their module is imported.
+
+    And ``os.open``, whose audit event does not name the folder of a relative path.
+    """
     call_after_import(dict.fromkeys(UNAUDITED_WRITERS, wrap_module))
+    if not hasattr(os.open, "writes_in_c"):
+        _wrap_os_open()
+
+
+def _wrap_os_open() -> None:
+    original = os.open
+
+    @functools.wraps(original)
+    def wrapper(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None:
+            return original(path, flags, mode)
+        AUDIT_HOOK.handle_event("open", (_absolute(path, dir_fd), None, flags))
+        with AUDIT_HOOK.mute():
+            return original(path, flags, mode, dir_fd=dir_fd)
+
+    wrapper.writes_in_c = True  # type: ignore[attr-defined]
+    os.supports_dir_fd.add(wrapper)
+    os.open = wrapper
 
 
 def wrap_module(module: types.ModuleType) -> None:

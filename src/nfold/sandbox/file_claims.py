@@ -1,8 +1,8 @@
 """Which run may change a file outside its sandbox: one at a time, for all runs of a user.
 
 A claim is a small file in the user's cache folder, named by a hash of the path. It needs no release:
-it holds while the sandbox folder of its run exists (the old content is still in there) or the
-session, the nfold process that started the run, is alive. A session keeps its claims between its
+it holds while the run has something to restore, its sandbox folder exists or the session, the nfold
+process that started the run, is alive. A session keeps its claims between its
 runs, so that another session cannot take a file from it in the middle of an experiment.
 
 Runs of other hosts are seen only if their results folder is visible here.
@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from nfold.core.serialization import deserialize, replace_file, serialize
 from nfold.sandbox.file_lock import lock_file
 
 STORE_NAME = "nfold.db"
+ENTRIES = "entries"  # the journal of a run, in its journal folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +51,10 @@ class FileClaims:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         named = os.environ.get(SESSION_VARIABLE, "").split()[:2]
-        self._session = (
+        self.session = (
             ProcessIdentity(*map(int, named)) if named else ProcessIdentity.of_this_process()
         )
-        self._registry = _registry_folder()
+        self._registry = private_folder("file-claims")
 
     def claim(self, path: str, *, tree: bool = False) -> None:
         """Claim a path; with ``tree`` all below it.
@@ -62,8 +64,8 @@ class FileClaims:
         claim = Claim(
             path=path,
             folder=self.folder,
-            pid=self._session.pid,
-            start_ticks=self._session.start_ticks,
+            pid=self.session.pid,
+            start_ticks=self.session.start_ticks,
             tree=tree,
         )
         with self._lock():
@@ -93,15 +95,15 @@ class FileClaims:
         """Delete the claims of sessions that have ended and left nothing to restore."""
         with self._lock():
             for claim in self._all():
-                if not os.path.isdir(claim.folder) and not claim.session.is_running:
+                if not _holds_files(claim.folder) and not claim.session.is_running:
                     self._record(claim.path).unlink(missing_ok=True)
 
     def _blocks(self, claim: Claim) -> bool:
         if claim.folder == self.folder:
             return False
-        if os.path.isdir(claim.folder):
+        if _holds_files(claim.folder):
             return True
-        return claim.session != self._session and claim.session.is_running
+        return claim.session != self.session and claim.session.is_running
 
     def _overlapping(self, path: str, *, tree: bool) -> Iterator[Claim]:
         at_path = _read(self._record(path))
@@ -136,18 +138,42 @@ class FileClaims:
             yield
 
 
-def _registry_folder() -> Path:
+def private_folder(name: str) -> Path:
+    """Return a folder of this user that no other user can write to; creates it.
+
+    Raises MachineUnfit if the folder is a link or belongs to another user.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(cache, "nfold", "file-claims")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
+        return _create_private(Path(cache, "nfold"), name)
     except OSError:
-        pass
-    folder = Path(tempfile.gettempdir(), f"nfold-{os.getuid()}", "file-claims")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return _create_private(Path(tempfile.gettempdir(), f"nfold-{os.getuid()}"), name)
+
+
+def _create_private(parent: Path, name: str) -> Path:
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in (parent, parent / name):
+        folder.mkdir(exist_ok=True, mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise MachineUnfit(
+                f"{folder} is a link or belongs to user {found.st_uid}; nfold keeps old content of "
+                f"files there, in a folder of user {os.getuid()}; next: remove it, or set "
+                "XDG_CACHE_HOME to another folder"
+            )
+    os.chmod(folder, 0o700)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(folder)
     return folder
+
+
+def journal_folder(folder: str) -> Path:
+    """Return the private folder with the journal and the backups of the sandbox ``folder``."""
+    return private_folder("undo") / hashlib.sha256(os.fsencode(folder)).hexdigest()[:32]
+
+
+def _holds_files(folder: str) -> bool:
+    return os.path.isdir(folder) or (journal_folder(folder) / ENTRIES).exists()
 
 
 def _read(record: Path) -> Claim | None:
@@ -166,7 +192,7 @@ def _refusal(claim: Claim) -> str:
         )
     return (
         f"{claim.path} holds what a script wrote in an nfold run that was killed (process "
-        f"{claim.pid}); its old content is in {claim.folder}; next: {restore_command(claim.folder)}"
+        f"{claim.pid}); its old content is in {journal_folder(claim.folder)}; next: {restore_command(claim.folder)}"
     )
 
 

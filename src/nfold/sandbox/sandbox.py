@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -14,12 +15,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from nfold.core.errors import MachineUnfit
 from nfold.core.source_location import SANDBOX_ROOTS, display_path
 from nfold.sandbox.audit_events import AUDIT_HOOK, WriteListener, wrap_unaudited_writers
-from nfold.sandbox.file_claims import FileClaims, results_folder
+from nfold.sandbox.file_claims import ENTRIES, FileClaims, journal_folder, results_folder
 from nfold.sandbox.file_lock import lock_file
 from nfold.sandbox.mirror import MAX_COPIED_BYTES, CopyOnWriteMirror, large_file_error
 from nfold.sandbox.overlay import (
@@ -33,10 +34,13 @@ from nfold.sandbox.overlay import (
     unavailable_reason,
     written_files,
 )
-from nfold.sandbox.undo_journal import UndoJournal
+from nfold.sandbox.undo_journal import UndoJournal, journaled_runs
 
-ROOT, JOURNAL, WRITE_LOG, LOCK = "root", "journal", "touched", "lock"
-CLEANUP_LOCK, REFUSAL = "cleanup", "refused"
+ROOT, WRITE_LOG, LOCK, REFUSAL = "root", "touched", "lock", "refused"
+OLD_JOURNAL = "journal"  # of earlier versions, in the results folder
+SANDBOX_VARIABLE = "NFOLD_SANDBOX_FOLDER"
+STARTUP_FOLDER = os.path.join(os.path.dirname(__file__), "startup")
+DATABASE_SUFFIXES = ("", "-journal", "-wal", "-shm")  # the files of an SQLite database
 CACHE_VARIABLES = (  # folders that outlive every run
     "CUDA_CACHE_PATH",
     "HF_DATASETS_CACHE",
@@ -61,29 +65,45 @@ class Sandbox(WriteListener):
     """The sandbox of one script's run, entered by this process; ``close`` is for tests.
 
     Ranks with another ``name`` do not see each other's files, but share the journal: files outside
-    are restored to what they held before the first of them wrote.
+    are restored to what they held before the first of them wrote. ``original_folder`` is given in
+    a process that a rank started; its working directory is in the mirror already.
     """
 
-    def __init__(self, folder: Path, name: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "",
+        original_folder: str = "",
+        restored_roots: Iterable[str] = (),
+    ) -> None:
         self.folder = folder
-        self._original_folder = os.getcwd()
+        self._name = name
+        self._original_folder = original_folder or os.getcwd()
         root = str(folder / f"{ROOT}{name}")
         self._mirror = CopyOnWriteMirror(root, hidden=str(results_folder(folder)))
-        self._journal = UndoJournal(str(folder / JOURNAL), FileClaims(str(folder)))
+        self._journal = UndoJournal(str(folder))
         self._write_log = folder / f"{WRITE_LOG}{name}"
         self._logged_paths: set[str] = set()
-        self._restored_roots = [self._original_folder]
+        self._restored_roots = [*restored_roots] or [self._original_folder]
         self._excluded_roots = [*_excluded_paths(), str(folder.parent)]
+        self._temporary_root = os.path.realpath(tempfile.gettempdir())
+        self._temporary_paths: set[str] = set()  # created by this process
+        self._rank_pid = 0 if original_folder else os.getpid()
         self._lock = lock_file(folder / LOCK, fcntl.LOCK_SH)
-        self._mirror.create(self._original_folder)
-        self._change_folder(self._mirror.to_mirror(self._original_folder))
-        SANDBOX_ROOTS[self._mirror.root] = os.getcwd()
+        working_folder = self._mirror.to_mirror(self._original_folder)
+        if not original_folder:
+            self._journal.create()
+            self._mirror.create(self._original_folder)
+            self._change_folder(working_folder)
+            self._export()
+        SANDBOX_ROOTS[self._mirror.root] = working_folder
 
     def prepare_script(self, path: str) -> str:
         """Copy the script into the mirror; returns its path, relative or absolute as given."""
         real = os.path.join(self._original_folder, path)
         home = os.path.realpath(os.path.dirname(real))
         self._restored_roots.append(home)
+        self._export()
         place = self._mirror.to_mirror(os.path.join(home, os.path.basename(real)))
         with AUDIT_HOOK.mute():
             self._mirror.create(home)
@@ -95,7 +115,21 @@ class Sandbox(WriteListener):
             place = self._mirror.make_writable(path, follow=True, empty=empties)
             self._log_write(self._mirror.to_real(place), in_mirror=True)
         else:
-            self._back_up_outside(os.path.realpath(path), file=True)
+            self._back_up_outside(os.path.realpath(path), opens=True, destroys=empties)
+
+    def on_change_attributes(self, path: str) -> None:
+        if self._mirror.contains(path):
+            self.on_write(path)
+        else:
+            self._back_up_outside(os.path.realpath(path), content=False)
+
+    def on_open_database(self, path: str) -> None:
+        real = path if self._mirror.contains(path) else os.path.realpath(path)
+        for suffix in DATABASE_SUFFIXES:
+            if self._mirror.contains(real):
+                self.on_write(real + suffix)
+            else:
+                self._back_up_outside(real + suffix, opens=not suffix, unit=real)
 
     def on_enter_folder(self, path: str) -> None:
         if self._mirror.contains(path):
@@ -105,25 +139,45 @@ class Sandbox(WriteListener):
         if self._mirror.contains(path):
             self._mirror.make_writable(path, follow=False)
         else:
-            self._back_up_outside(_resolve_parent(path), file=False)
+            self._back_up_outside(_resolve_parent(path), destroys=True)
 
     def on_rename(self, source: str, target: str) -> None:
         if self._mirror.contains(target):
             place = self._mirror.make_writable(target, follow=False)
             self._log_write(self._mirror.to_real(place), in_mirror=True)
         else:
-            self._back_up_outside(_resolve_parent(target), file=True)
+            self._back_up_outside(_resolve_parent(target), opens=True, destroys=True)
         if self._mirror.contains(source):
             self._mirror.make_writable(source, follow=False)
         elif os.path.isdir(source) and self._is_restored(_resolve_parent(source)):
-            with self._noting_refusal():
+            with _noting_refusal(self.folder):
                 self._journal.record_rename(_resolve_parent(source), _resolve_parent(target))
         else:
-            self._back_up_outside(_resolve_parent(source), file=False)
+            self._back_up_outside(_resolve_parent(source), destroys=True)
+
+    def on_execute(self, program: str) -> None:
+        if os.getpid() == self._rank_pid:
+            _refuse_execution(self.folder, program)
+
+    def on_start_process(self, environment: dict[Any, Any]) -> None:
+        if SANDBOX_VARIABLE not in environment and SANDBOX_VARIABLE in os.environ:
+            environment[SANDBOX_VARIABLE] = os.environ[SANDBOX_VARIABLE]
+            paths = [STARTUP_FOLDER, environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+    def _export(self) -> None:
+        # Every Python process below this one enters the sandbox when it starts.
+        arguments = str(self.folder), self._name, self._original_folder, self._restored_roots
+        os.environ[SANDBOX_VARIABLE] = json.dumps(arguments)
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if STARTUP_FOLDER not in paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP_FOLDER, *paths]))
 
     def close(self) -> None:
         """Leave the sandbox."""
         AUDIT_HOOK.set_listener(None)
+        os.environ.pop(SANDBOX_VARIABLE, None)
+        self._journal.close()
         self._change_folder(self._original_folder)
         self._lock.close()
         SANDBOX_ROOTS.clear()
@@ -133,28 +187,26 @@ class Sandbox(WriteListener):
         if "PWD" in os.environ:
             os.environ["PWD"] = folder
 
-    def _back_up_outside(self, path: str, *, file: bool) -> None:
+    def _back_up_outside(self, path: str, *, opens: bool = False, **change: Any) -> None:
         if self._mirror.contains(path):
-            (self.on_write if file else self.on_replace)(path)
+            (self.on_replace if change.get("destroys") and not opens else self.on_write)(path)
         elif self._is_restored(path):
-            with self._noting_refusal():
-                self._journal.back_up(path)
-            if file:
+            with _noting_refusal(self.folder):
+                self._journal.back_up(path, opens=opens, **change)
+            if opens:
                 self._log_write(path, in_mirror=False)
 
-    @contextlib.contextmanager
-    def _noting_refusal(self) -> Iterator[None]:
-        # The script may catch the error: the parent must learn of it in any case.
-        try:
-            yield
-        except MachineUnfit as error:
-            (self.folder / REFUSAL).write_text(str(error))
-            raise
-
     def _is_restored(self, path: str) -> bool:
-        return _longest_prefix(self._excluded_roots, path) < max(
-            1, _longest_prefix(self._restored_roots, path)
-        )
+        excluded = _longest_prefix(self._excluded_roots, path)
+        restored = _longest_prefix(self._restored_roots, path)
+        if _longest_prefix([self._temporary_root], path) <= max(excluded, restored):
+            return excluded < max(1, restored)
+        # Of temporary files only those are restored that the script found there.
+        if self._temporary_paths.intersection([path, *map(str, Path(path).parents)]):
+            return False
+        if not os.path.lexists(path):
+            self._temporary_paths.add(path)
+        return path not in self._temporary_paths
 
     def _log_write(self, path: str, *, in_mirror: bool) -> None:
         if path in self._logged_paths:
@@ -173,7 +225,18 @@ def enter_sandbox(folder: Path, name: str = "") -> Sandbox:
     folder = Path(os.path.realpath(folder))
     folder.mkdir(parents=True, exist_ok=True)
     _stop_byte_code()
-    sandbox = Sandbox(folder, name)
+    return _listen(Sandbox(folder, name))
+
+
+def join_sandbox() -> None:
+    """Enter the sandbox of the process that started this one, if it is in one."""
+    if SANDBOX_VARIABLE in os.environ:
+        folder, *more = json.loads(os.environ[SANDBOX_VARIABLE])
+        if os.path.isdir(folder):
+            _listen(Sandbox(Path(folder), *more))
+
+
+def _listen(sandbox: Sandbox) -> Sandbox:
     wrap_unaudited_writers()
     AUDIT_HOOK.set_listener(sandbox)
     return sandbox
@@ -199,11 +262,36 @@ def enter_view(folder: Path, name: str = "", *, unshared: bool = False) -> None:
         ) from error
 
 
-class LargeCopyGuard(WriteListener):
-    """Refuses to change a large file in a view: the kernel would copy it first."""
+@contextlib.contextmanager
+def _noting_refusal(folder: Path) -> Iterator[None]:
+    # The script may catch the error: the parent must learn of it in any case.
+    try:
+        yield
+    except MachineUnfit as error:
+        (folder / REFUSAL).write_text(str(error))
+        raise
 
-    def __init__(self) -> None:
+
+def _refuse_execution(folder: Path, program: str) -> None:
+    with _noting_refusal(folder):
+        raise MachineUnfit(
+            f"the script replaces its process by {program} (os.exec), where nfold can not measure "
+            "it; next: do before nfold explain what the script restarts itself for, such as setting "
+            "environment variables"
+        )
+
+
+class ViewGuard(WriteListener):
+    """Refuses to change a large file in a view, which the kernel would copy first, and to exec."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rank_pid = os.getpid()
         self._since = time.time()
+
+    def on_execute(self, program: str) -> None:
+        if os.getpid() == self._rank_pid:
+            _refuse_execution(self._folder, program)
 
     def on_write(self, path: str, *, empties: bool = False) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -213,11 +301,11 @@ class LargeCopyGuard(WriteListener):
                 raise large_file_error(path, status.st_size)
 
 
-def guard_view() -> None:
-    """Refuse changes of large files in the view that this process has entered."""
+def guard_view(folder: Path) -> None:
+    """Refuse what a view cannot do well in this process, which has entered it."""
     _stop_byte_code()
     wrap_unaudited_writers()
-    AUDIT_HOOK.set_listener(LargeCopyGuard())
+    AUDIT_HOOK.set_listener(ViewGuard(folder))
 
 
 def unprotected_reason(results: Path) -> str | None:
@@ -249,7 +337,8 @@ def _cache_paths() -> list[str]:
 
 
 def _excluded_paths() -> list[str]:
-    return [*SYSTEM_ROOTS, os.path.realpath(tempfile.gettempdir()), *_cache_paths()]
+    compiled = glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), "torchinductor_*"))
+    return [*SYSTEM_ROOTS, *map(os.path.realpath, compiled), *_cache_paths()]
 
 
 def _resolve_parent(path: str) -> str:
@@ -295,36 +384,46 @@ class WriteReport:
 
 
 def clean_up(folder: Path) -> WriteReport:
-    """Undo what a run changed outside its sandbox, however it ended, and delete the sandbox.
+    """Undo what a run changed outside its sandbox, when it has just ended, and delete the sandbox.
 
-    If something could not be restored, the folder stays, with the old content.
+    If something could not be restored, the folder stays, and its journal with the old content.
     """
-    folder = Path(os.path.realpath(folder))
-    try:
-        lock = lock_file(folder / CLEANUP_LOCK)
-    except FileNotFoundError:
-        return WriteReport()
-    with lock:
-        # Another process may have cleaned up while this one waited for the lock.
-        return _undo_and_remove(folder) if folder.exists() else WriteReport()
+    return _clean_up(folder, witnessed=True)
 
 
 def clean_up_stale(measurements: Path) -> list[WriteReport]:
     """Clean up the sandboxes of runs that were killed together with their parent.
 
     ``measurements`` holds the folders of all runs. A sandbox that a living process holds is left.
+    Also undoes runs whose results folder was deleted. A file that was changed since its run was
+    killed stays as it is.
     """
     FileClaims("").remove_expired()
-    found = [folder for folder in measurements.glob("*/scratch*") if not _is_locked(folder)]
-    return [clean_up(folder) for folder in sorted(found)]
+    base = Path(os.path.realpath(measurements))
+    found = {f for f in base.glob("*/scratch*") if f.is_dir() and Path(os.path.realpath(f)) == f}
+    for run in journaled_runs():
+        folder = Path(run.folder)
+        if base in folder.parents if folder.exists() else not run.session_is_running:
+            found.add(folder)
+    stale = [folder for folder in sorted(found) if not _is_locked(folder)]
+    return [_clean_up(folder, witnessed=False) for folder in stale]
 
 
 def needs_restore(folder: Path) -> bool:
     """Whether files outside the sandbox may hold what the script wrote."""
-    return (folder / JOURNAL / "entries").exists()
+    return (journal_folder(os.path.realpath(folder)) / ENTRIES).exists()
 
 
-def _undo_and_remove(folder: Path) -> WriteReport:
+def _clean_up(folder: Path, *, witnessed: bool) -> WriteReport:
+    folder = Path(os.path.realpath(folder))
+    journal = UndoJournal(str(folder))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(FileNotFoundError):  # no run of this user was in this sandbox
+            stack.enter_context(journal.lock_cleanup())
+        return _undo_and_remove(folder, journal, witnessed)
+
+
+def _undo_and_remove(folder: Path, journal: UndoJournal, witnessed: bool) -> WriteReport:
     roots = [root for root in sorted(folder.glob(f"{ROOT}*")) if root.is_dir()]
     logged: dict[tuple[str, bool], Path] = {}
     for root in roots:
@@ -335,16 +434,23 @@ def _undo_and_remove(folder: Path) -> WriteReport:
     remove_uppers(folder)
     refusal = folder / REFUSAL
     reason = refusal.read_text() if refusal.exists() else None
-    failed = UndoJournal(str(folder / JOURNAL), FileClaims(str(folder))).undo()
+    problems = journal.undo(witnessed=witnessed)
+    errors = list(problems.values())
     for root in roots:
         shutil.rmtree(root, ignore_errors=True)
-    if not failed:
+    is_settled = journal.remove_if_settled()
+    if (folder / OLD_JOURNAL).exists():
+        errors.append(
+            f"{folder / OLD_JOURNAL} is from another version of nfold, or from someone else, and "
+            f"was not used; next: restore files from it yourself, then delete {folder}"
+        )
+    elif is_settled:
         shutil.rmtree(folder, ignore_errors=True)
     return WriteReport(
         files=files,
         is_protected=is_protected,
-        restored_count=sum(not in_mirror for _, in_mirror in logged),
-        restore_errors=tuple(failed),
+        restored_count=sum(not inside and path not in problems for path, inside in logged),
+        restore_errors=tuple(errors),
         refusal=reason,
     )
 
@@ -369,8 +475,8 @@ def _logged_writes(file: Path) -> list[tuple[str, bool]]:
 def _is_locked(folder: Path) -> bool:
     try:
         lock_file(folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB).close()
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
     return False
 
 

@@ -24,6 +24,7 @@ HOST = machine()
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HandoffFolder]:
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     Path("train.py").write_text("print('hello')\n")
     made = HandoffFolder(tmp_path / "results" / "measurements" / "m")
     made.path.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import random
@@ -238,7 +239,7 @@ def test_a_change_of_a_large_file_is_refused(
     monkeypatch.setattr("nfold.sandbox.mirror.MAX_COPIED_BYTES", 3)
 
     def script() -> None:
-        guard_view()
+        guard_view(tmp_path)
         Path("log.txt").write_text("emptied first")
         with pytest.raises(PermissionError, match="nfold copies at most"):
             append("data/a.txt")
@@ -246,6 +247,18 @@ def test_a_change_of_a_large_file_is_refused(
     os.utime("log.txt", (1, 1))
     os.utime("data/a.txt", (1, 1))
     assert run_in_view(tmp_path / "results" / "m" / "scratch", script)[0] == 0
+
+
+def test_a_rank_that_replaces_itself_is_refused(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "m" / "scratch"
+
+    def script() -> None:
+        guard_view(folder)
+        with contextlib.suppress(MachineUnfit):
+            os.execv("/bin/true", ["true"])
+
+    assert run_in_view(folder, script)[0] == 0
+    assert "/bin/true (os.exec)" in str(clean_up(folder).refusal)
 
 
 def test_a_machine_without_views_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

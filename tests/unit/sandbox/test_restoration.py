@@ -20,7 +20,7 @@ from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.core.source_location import SANDBOX_ROOTS
 from nfold.sandbox import clean_up, clean_up_stale, enter_sandbox, needs_restore, restore_command
 from nfold.sandbox.audit_events import AUDIT_HOOK
-from nfold.sandbox.file_claims import FileClaims
+from nfold.sandbox.file_claims import FileClaims, journal_folder
 from nfold.sandbox.undo_journal import UndoJournal
 
 KILLS = 100
@@ -96,7 +96,7 @@ def test_of_two_runs_at_once_the_second_is_refused(project: Path, tmp_path: Path
     refused, restored = clean_up(second.folder), clean_up(first.folder)
     assert refused.refusal is not None
     assert str(file) in refused.refusal
-    assert (restored.refusal, restored.restored_count) == (None, 1)
+    assert (restored.refusal, restored.restored_count, restored.restore_errors) == (None, 1, ())
     assert contents(project) == before
 
 
@@ -136,7 +136,7 @@ def test_content_of_a_killed_run_is_no_original(project: Path, tmp_path: Path) -
     refused = Rank(tmp_path, "later", file)
     refused.end()
     assert file.read_text() == "changed by killed"
-    assert str(killed.folder) in refused.answer
+    assert str(journal_folder(str(killed.folder))) in refused.answer
     assert f"nfold explain SCRIPT --results {tmp_path / 'results-killed'}" in refused.answer
     assert len(clean_up_stale(tmp_path / "results-killed" / "measurements")) == 1
     assert file.read_text() == "old 0\n"
@@ -167,7 +167,7 @@ def test_a_folder_that_was_renamed_is_claimed_as_a_whole(project: Path, tmp_path
     sandbox = enter_sandbox(sandbox_folder(tmp_path, "renames"))
     os.rename(project / "old", project / "new")
     other = FileClaims("/another/run")
-    other._session = type(other._session)(1, 1)
+    other.session = type(other.session)(1, 1)
     with pytest.raises(MachineUnfit, match="is in use by another nfold run"):
         other.claim(str(project / "old" / "model.bin"))
     sandbox.close()
@@ -185,7 +185,7 @@ def test_a_file_that_another_run_holds_is_not_restored_over(project: Path, tmp_p
     (error,) = clean_up(first.folder).restore_errors
     assert file.read_text() == "changed by second"
     assert f"process {second.process.pid}" in error
-    assert str(first.folder / "journal") in error
+    assert str(journal_folder(str(first.folder))) in error
     second.end()
     clean_up(second.folder)
     clean_up(first.folder)
@@ -252,7 +252,7 @@ def test_every_prefix_of_a_journal(project: Path, tmp_path: Path) -> None:
     (project / "log-0.txt").write_text("new")
     (project / "log-1.txt").write_text("new")
     sandbox.close()
-    entries = folder / "journal" / "entries"
+    entries = journal_folder(str(folder)) / "entries"
     whole = entries.read_bytes()
     first = whole.index(b"\n") + 1
     claims = tmp_path / "cache"
@@ -261,26 +261,26 @@ def test_every_prefix_of_a_journal(project: Path, tmp_path: Path) -> None:
         shutil.rmtree(claims)
         shutil.copytree(tmp_path / "claims", claims)
         entries.write_bytes(whole[:length])
-        Path(f"{entries}.restored").unlink(missing_ok=True)
+        (entries.parent / "restored").unlink(missing_ok=True)
         for number, end in enumerate((first, len(whole))):
             # The script changes nothing before its entry is complete, with or without its newline.
             (project / f"log-{number}.txt").write_text(
                 "new" if length >= end - 1 else f"old {number}\n"
             )
-        errors = UndoJournal(str(folder / "journal"), FileClaims(str(folder))).undo()
+        errors = [*UndoJournal(str(folder)).undo(witnessed=True).values()]
         assert contents(project) == before, length
         torn = length not in (0, first - 1, first, len(whole) - 1, len(whole))
         assert bool(errors) == torn, (length, errors)
         if torn:
-            name, backup = ("log-0.txt", "0") if length < first else ("log-1.txt", "2")
-            assert str(project / name) in " ".join(errors)
-            assert str(folder / "journal" / backup) in errors[0]
+            number = 0 if length < first else 1
+            assert str(project / f"log-{number}.txt") in " ".join(errors)
+            assert str(entries.parent / f"before-{number}") in errors[0]
 
 
 def test_a_torn_entry_and_what_another_process_appended(project: Path, tmp_path: Path) -> None:
     sandbox = enter_sandbox(sandbox_folder(tmp_path, "glued"))
     (project / "log-0.txt").write_text("new")
-    entries = sandbox.folder / "journal" / "entries"
+    entries = journal_folder(str(sandbox.folder)) / "entries"
     with AUDIT_HOOK.mute(), entries.open("a") as file:
         file.write('{"path": "/torn/by/a/kill", "wa')
     (project / "log-1.txt").write_text("new")
@@ -320,9 +320,9 @@ def test_the_backup_is_on_the_disk_before_its_entry(
     sandbox = enter_sandbox(sandbox_folder(tmp_path, "sync"))
     (project / "log-0.txt").write_text("new")
     sandbox.close()
-    journal = sandbox.folder / "journal"
+    journal = journal_folder(str(sandbox.folder))
     (entry,) = map(json.loads, (journal / "entries").read_text().splitlines())
-    order = [synced.index(str(file)) for file in (journal / entry["kept"], journal / "entries")]
+    order = [synced.index(str(file)) for file in (journal / entry["backup"], journal / "entries")]
     assert order == sorted(order)
 
 
