@@ -26,6 +26,7 @@ from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.core.serialization import deserialize, replace_file, serialize
 from nfold.sandbox.file_lock import lock_file
 
+PRIVATE_VARIABLE = "NFOLD_PRIVATE"  # in the processes of a run: the folder of claims and journals
 STORE_NAME = "nfold.db"
 ENTRIES = "entries"  # the journal of a run, in its journal folder
 
@@ -143,6 +144,8 @@ def private_folder(name: str) -> Path:
 
     Raises MachineUnfit if the folder is a link or belongs to another user.
     """
+    if PRIVATE_VARIABLE in os.environ:
+        return _create_private(Path(os.environ[PRIVATE_VARIABLE]), name)
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     try:
         return _create_private(Path(cache, "nfold"), name)

@@ -18,9 +18,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from nfold.core.errors import MachineUnfit
+from nfold.core.process_identity import SESSION_VARIABLE
 from nfold.core.source_location import SANDBOX_ROOTS, display_path
 from nfold.sandbox.audit_events import AUDIT_HOOK, WriteListener, wrap_unaudited_writers
-from nfold.sandbox.file_claims import ENTRIES, FileClaims, journal_folder, results_folder
+from nfold.sandbox.file_claims import (
+    ENTRIES,
+    PRIVATE_VARIABLE,
+    FileClaims,
+    journal_folder,
+    private_folder,
+    results_folder,
+)
 from nfold.sandbox.file_lock import lock_file
 from nfold.sandbox.mirror import MAX_COPIED_BYTES, CopyOnWriteMirror, large_file_error
 from nfold.sandbox.overlay import (
@@ -75,6 +83,7 @@ class Sandbox(WriteListener):
         name: str = "",
         original_folder: str = "",
         restored_roots: Iterable[str] = (),
+        temporary_root: str = "",
     ) -> None:
         self.folder = folder
         self._name = name
@@ -86,7 +95,7 @@ class Sandbox(WriteListener):
         self._logged_paths: set[str] = set()
         self._restored_roots = [*restored_roots] or [self._original_folder]
         self._excluded_roots = [*_excluded_paths(), str(folder.parent)]
-        self._temporary_root = os.path.realpath(tempfile.gettempdir())
+        self._temporary_root = temporary_root or os.path.realpath(tempfile.gettempdir())
         self._temporary_paths: set[str] = set()  # created by this process
         self._rank_pid = 0 if original_folder else os.getpid()
         self._lock = lock_file(folder / LOCK, fcntl.LOCK_SH)
@@ -160,15 +169,17 @@ class Sandbox(WriteListener):
             _refuse_execution(self.folder, program)
 
     def on_start_process(self, environment: dict[Any, Any]) -> None:
-        if SANDBOX_VARIABLE not in environment and SANDBOX_VARIABLE in os.environ:
-            environment[SANDBOX_VARIABLE] = os.environ[SANDBOX_VARIABLE]
+        if SANDBOX_VARIABLE not in environment:
+            for variable in {SANDBOX_VARIABLE, PRIVATE_VARIABLE, SESSION_VARIABLE} & {*os.environ}:
+                environment[variable] = os.environ[variable]
             paths = [STARTUP_FOLDER, environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
     def _export(self) -> None:
         # Every Python process below this one enters the sandbox when it starts.
-        arguments = str(self.folder), self._name, self._original_folder, self._restored_roots
-        os.environ[SANDBOX_VARIABLE] = json.dumps(arguments)
+        where = self._name, self._original_folder, self._restored_roots, self._temporary_root
+        os.environ[SANDBOX_VARIABLE] = json.dumps([str(self.folder), *where])
+        os.environ[PRIVATE_VARIABLE] = os.path.dirname(private_folder("undo"))
         paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if STARTUP_FOLDER not in paths:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTUP_FOLDER, *paths]))
@@ -177,6 +188,7 @@ class Sandbox(WriteListener):
         """Leave the sandbox."""
         AUDIT_HOOK.set_listener(None)
         os.environ.pop(SANDBOX_VARIABLE, None)
+        os.environ.pop(PRIVATE_VARIABLE, None)
         self._journal.close()
         self._change_folder(self._original_folder)
         self._lock.close()

@@ -150,17 +150,17 @@ class UndoJournal:
         states, foreign = read_states(self.folder)
         for part in reversed(self._parts()):
             todo = [entry for number, entry in part if number not in notes]
-            reasons = ((e, self._concern(e, witnessed, states, foreign)) for e in todo)
-            concerns = {entry.unit or entry.path: reason for entry, reason in reasons if reason}
+            reasons = ((e, self._conflict(e, witnessed, states, foreign)) for e in todo)
+            conflicts = {entry.unit or entry.path: reason for entry, reason in reasons if reason}
             for number, entry in sorted(part, key=lambda item: _undo_order(item[1])):
                 if number not in notes:
-                    concern = concerns.get(entry.unit or entry.path, "")
-                    reason = self._settle(number, entry, concern)
+                    conflict = conflicts.get(entry.unit or entry.path, "")
+                    reason = self._settle(number, entry, conflict)
                     if reason is not None:
                         pending.add(entry.path)
                         problems[entry.path] = self._not_restored(entry, reason)
                         continue
-                    notes[number] = concern
+                    notes[number] = conflict
                 if notes[number] and (entry.backup or FileState.of(entry.path)):
                     problems.setdefault(entry.path, self._kept(entry, notes[number]))
         if pending:
@@ -184,23 +184,23 @@ class UndoJournal:
             os.rmdir(self.folder)
         return True
 
-    def _settle(self, number: int, entry: JournalEntry, concern: str) -> str | None:
-        # Restore one path, unless there is a concern; returns why it must be tried again.
+    def _settle(self, number: int, entry: JournalEntry, conflict: str) -> str | None:
+        # Restore one path, unless there is a conflict; returns why it must be tried again.
         reason = self._claims.holder(entry.path)
         if reason is None:
             try:
-                if not concern:
+                if not conflict:
                     self._restore(entry, number)
                     self._watcher.note_state(entry.path)
                 # Paths below a renamed folder lead nowhere once the rename is undone: what is
                 # restored must not be tried again when undo is started again.
                 with open(os.path.join(self.folder, RESTORED), "a", encoding="ascii") as file:
-                    file.write(json.dumps([number, concern]) + "\n")
+                    file.write(json.dumps([number, conflict]) + "\n")
             except OSError as error:
                 reason = error.strerror or str(error)
         return reason
 
-    def _concern(
+    def _conflict(
         self, entry: JournalEntry, witnessed: bool, states: set[FileState], foreign: set[str]
     ) -> str | None:
         # Why the current file may hold what another process wrote.
@@ -230,8 +230,8 @@ class UndoJournal:
         except OSError:
             return False
 
-    def _kept(self, entry: JournalEntry, concern: str) -> str:
-        left = f"{entry.path} stays as it is now: {concern}"
+    def _kept(self, entry: JournalEntry, conflict: str) -> str:
+        left = f"{entry.path} stays as it is now: {conflict}"
         if entry.kind == "file":
             copies = sorted(Path(self.folder).glob(f"{FOREIGN}*-{glob.escape(_name(entry.path))}"))
             places = ", ".join([self._backup_path(entry), *map(str, copies)])

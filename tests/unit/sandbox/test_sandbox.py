@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -286,6 +287,8 @@ def test_a_killed_run_is_undone_at_the_next_start(project: Path, tmp_path: Path)
         rank.stdout.readline()
         assert clean_up_stale(measurements) == []
         assert (project / "log.txt").read_text() == "new"
+        while not any("mtime" in log.read_text() for log in tmp_path.glob("cache/**/states-*")):
+            time.sleep(0.01)  # until the run has noted the state of the file
         rank.kill()
     (touched,) = clean_up_stale(measurements)
     assert (touched.restored_count, touched.restore_errors) == (1, ())

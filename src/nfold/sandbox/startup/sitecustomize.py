@@ -12,7 +12,7 @@ STARTUP = os.path.dirname(os.path.abspath(__file__))
 
 def _enter() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(STARTUP)))
-    sys.path.append(root)
+    sys.path.insert(0, root)  # the same nfold as in the rank
     try:
         from nfold.sandbox.sandbox import join_sandbox
 
