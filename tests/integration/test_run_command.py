@@ -456,3 +456,15 @@ def test_a_detached_process_is_named_and_left_running(place: Place) -> None:
     assert left.cmdline() == ["sleep", "600"]
     assert f"{left.pid} (sleep 600)" in warning
     left.kill()
+
+
+def test_a_rank_of_another_launcher_gets_no_guardian(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    code = (
+        "import os, psutil\n"
+        "print(os.environ.get('NFOLD_SESSION'), psutil.Process().children(recursive=True))"
+    )
+    assert place.run(code) == (0, "None []\n", "")

@@ -20,8 +20,8 @@ SHOW_CURSOR = "\x1b[?25h"
 def stop_on_signals() -> Iterator[StopRequest]:
     """Yield a request that SIGINT, SIGTERM or SIGHUP sets.
 
-    A second SIGINT exits at once; the kernel kills the ranks when their parent has ended. A signal
-    that was ignored before (nohup) stays ignored.
+    A second SIGINT exits at once; the guardian then ends the run. A signal that was ignored before
+    (nohup) stays ignored.
     """
     stop = StopRequest()
 

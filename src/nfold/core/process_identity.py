@@ -67,7 +67,7 @@ def session_processes(marker: str, roots: Iterable[int] = ()) -> set[int]:
     The marker of a session is also that of its runs. A descendant may have another environment.
     """
     words = f"{SESSION_VARIABLE}={marker}".encode()
-    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
     stats = {pid: fields for pid in pids if (fields := _stat_fields(pid)) is not None}
     found = more = {*roots, *(pid for pid in stats if _is_marked(pid, words))}
     while more:

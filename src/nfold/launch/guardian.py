@@ -93,6 +93,8 @@ def read_unsettled(events: Iterable[bytes]) -> list[str]:
     """Return the sandboxes that were not settled when the events ended."""
     folders: dict[str, None] = {}
     for line in events:
+        if not line.endswith(b"\n"):  # nfold was killed while it wrote it
+            break
         event, folder = json.loads(line)
         if event == STARTED:
             folders[folder] = None

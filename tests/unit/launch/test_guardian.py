@@ -141,6 +141,7 @@ def test_sandboxes_that_were_settled_are_left_alone() -> None:
     lines = [json.dumps(event).encode() + b"\n" for event in events]
     assert read_unsettled(lines) == ["b\n", "c", "a"]
     assert read_unsettled(lines[:1] + lines[2:3]) == []
+    assert read_unsettled([lines[0], lines[1][:-3]]) == ["a"]
 
 
 def test_it_starts_fast() -> None:

@@ -21,8 +21,7 @@ from nfold.launch.launch_spec import ProcessSpec, RunOptions
 from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
 from nfold.launch.supervisor import Supervisor
 
-SESSION = "1 1"
-MARKER = f"{SESSION} run"
+MARKER = "1 1 run"
 PARENT = """
 import subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -51,7 +50,8 @@ def test_a_process_whose_parent_is_gone_is_found_by_its_mark() -> None:
     assert root.stdout is not None
     child = int(root.stdout.readline())
     root.wait()
-    assert ProcessTree(root, f"{SESSION} other").kill() == []
+    for other in ("1 1 other", "1 1 ru", "1 11", "11 1"):
+        assert ProcessTree(root, other).kill() == []
     assert psutil.Process(child).status() != "zombie"
     assert ProcessTree(root, MARKER).kill() == []
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
