@@ -203,6 +203,31 @@ def home_violations(package: Package) -> Iterator[str]:
                 yield module.at(line, f"imports {library}, whose home is {', '.join(homes)}")
 
 
+WALL_CLOCKS = ("time", "time_ns", "localtime", "gmtime", "ctime")
+FORMATTED = ("isoformat", "strftime")
+
+
+def wall_clock_violations(package: Package) -> Iterator[str]:
+    """Find times of the wall clock, which may jump, other than those that are only written."""
+    for module in package.modules:
+        formatted = {
+            id(node.value)
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Attribute) and node.attr in FORMATTED
+        }
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+                names = {alias.name for alias in node.names} - {"timedelta"}
+                yield from (module.at(node.lineno, f"imports {name}") for name in names)
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner, name = ast.unparse(node.func.value), node.func.attr
+            wall = owner == "time" and name in WALL_CLOCKS
+            date = owner.startswith("datetime") and name in ("now", "utcnow", "today")
+            if wall or (date and id(node) not in formatted):
+                yield module.at(node.lineno, f"{owner}.{name}() may jump; use time.monotonic()")
+
+
 def show(violations: Iterator[str]) -> str:
     return "\n".join(violations)
 
@@ -305,6 +330,27 @@ def test_folders_are_small() -> None:
     for folder in folders:
         entries = [e for e in folder.iterdir() if e.name != "__pycache__"]
         assert len(entries) <= 20, folder
+
+
+def test_no_duration_is_from_the_wall_clock() -> None:
+    assert show(wall_clock_violations(Package(SOURCE))) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import time\nstarted = time.time()\n",
+        "import time\nclock = time.time_ns\nat = time.time_ns()\n",
+        "import datetime\nstarted = datetime.datetime.now(datetime.UTC)\n",
+        "import json\nfrom time import time\n",
+    ],
+)
+def test_a_wall_clock_is_found(planted: Path, text: str) -> None:
+    (planted / "core/plan.py").write_text(text)
+    assert len(list(wall_clock_violations(Package(planted)))) == 1
+    stamp = "import datetime\nstamp = datetime.datetime.now(datetime.UTC).isoformat()\n"
+    (planted / "core/plan.py").write_text(stamp)
+    assert show(wall_clock_violations(Package(planted))) == ""
 
 
 @pytest.fixture

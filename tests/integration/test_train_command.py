@@ -128,7 +128,8 @@ def test_after_sigkill_in_mid_epoch_a_rerun_resumes_to_the_same_result(train: Tr
 
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(one_device: Train) -> None:
-    assert one_device.run("results").returncode == 0
+    shorter = ("--epochs", "2")
+    assert one_device.run("results", *shorter).returncode == 0
     whole = one_device.stored("results")
     (attempt,) = one_device.folder.glob("results/checkpoints/*/run-1")
     newest = newest_checkpoint(attempt)
@@ -136,9 +137,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(one_device: Train) -> No
     weights = bytearray((newest / "model.safetensors").read_bytes())
     weights[-1] ^= 1
     (newest / "model.safetensors").write_bytes(weights)
-    again = one_device.run("results")
-    assert f"{newest.name} damaged; resuming from step-{(EPOCHS - 1) * STEPS}" in again.stderr
-    assert f"resuming after epoch {EPOCHS - 1}" in again.stderr
+    again = one_device.run("results", *shorter)
+    assert f"step-{2 * STEPS} damaged; resuming from step-{STEPS}" in again.stderr
+    assert "resuming after epoch 1" in again.stderr
     assert _results(one_device.stored("results")) == _results(whole)
 
 

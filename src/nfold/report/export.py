@@ -75,6 +75,7 @@ def _cell(section: ReportSection, result: CellResult) -> CsvRow:
         "training_s": result.training_s,
         **_interval("accuracy", result.accuracy),
         **_interval("samples_per_s", result.samples_per_s),
+        **_interval("step_ms", cells.step_ms(cell)),
         "baseline_cell": compared.baseline.first.cell if compared else None,
         "scaling": compared.scaling if compared else None,
         **_interval("speedup", compared.speedup if compared else None),

@@ -158,7 +158,7 @@ class TelemetryTable:
     def widen(self, header: list[str]) -> None:
         """Add columns: writes a new file and renames it, so that readers see one or the other."""
         self._file.close()
-        with self._path.open(newline="") as file:
+        with self._path.open(newline="", errors="replace") as file:
             rows = list(csv.DictReader(file))
         self.header = header
         with replace_file(self._path) as temporary:

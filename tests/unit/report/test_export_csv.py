@@ -26,6 +26,9 @@ def test_a_row_has_the_plan_and_unrounded_numbers_with_intervals() -> None:
     )
     assert (two["devices"], two["batch"], two["strategy"]) == ("2", "128", "ddp")
     assert float(two["samples_per_s_low"]) < float(two["samples_per_s"])
+    step_s = float(two["step_ms"]) / 1e3
+    assert step_s == pytest.approx(128 / float(two["samples_per_s"]), rel=0.01)
+    assert float(two["step_ms_low"]) < float(two["step_ms"]) < float(two["step_ms_high"])
     assert float(two["speedup"]) == pytest.approx(1.83, rel=0.03)
     assert float(two["efficiency"]) == pytest.approx(float(two["speedup"]) / 2)
     assert two["baseline_cell"] == one["cell"]

@@ -31,3 +31,15 @@ def test_more_columns_keep_the_rows_that_are_there(tmp_path: Path) -> None:
     assert reader.read() == "monotonic_s,a\n1,5\n", "a reader of the old file sees it whole"
     reader.close()
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_more_columns_keep_the_rows_around_a_damaged_one(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    table = TelemetryTable(file, ["monotonic_s", "a"])
+    table.append({"monotonic_s": 1, "a": 5})
+    with file.open("ab") as damaged:
+        damaged.write(b"\xff\xfe,\0,3,4\n")
+    table.widen(["monotonic_s", "a", "b"])
+    table.append({"monotonic_s": 2, "b": 7})
+    table.close()
+    assert [row["monotonic_s"] for row in read_rows(file)] == [1.0, 2.0]
