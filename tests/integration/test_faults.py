@@ -216,7 +216,7 @@ def test_a_slow_rank_is_named_though_all_steps_take_as_long(
     done = run(Workload.parse("digits"), asked, machine=host, options=RunOptions(results=tmp_path))
     assert done.status == "ok", done.cause
     (slow,) = [caveat for caveat in done.warnings if caveat.kind == "slow_rank"]
-    assert re.match(r"rank 1 computes (3|4|5)\d\.\d\d ms a step before it exchanges", slow.text)
+    assert re.match(r"rank 1 computes \d{3,}\.\d\d ms a step before it exchanges", slow.text)
 
 
 def test_an_out_of_memory_row_has_what_was_held(

@@ -93,7 +93,7 @@ def test_ranks_without_exchange_do_not_wait_for_a_slow_rank(tmp_path: Path) -> N
 
 
 def test_a_slow_rank_is_named_though_the_others_wait_for_it(tmp_path: Path) -> None:
-    found, _ = _measured(tmp_path, "slow")
+    found, _ = _measured(tmp_path, "slower")
     assert found.status == "ok", found.cause
     texts = {caveat.kind: caveat.text for caveat in found.warnings}
     assert texts["slow_rank"].startswith("rank 1 computes ")

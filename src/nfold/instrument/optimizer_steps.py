@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed import distributed_c10d
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -85,6 +86,9 @@ class OptimizerStepHooks:
         patches.wrap(Optimizer, "__init__", self._construct_optimizer)
         patches.wrap(torch.autograd, "backward", self._backward)
         patches.wrap(GradScaler, "step", self._step_scaler)
+        if self._exchange_wait.enabled:
+            # In a forward, buffers are sent from rank 0, which waits for the others with gloo.
+            patches.wrap(DistributedDataParallel, "_sync_buffers", self._exchange_wait.add_call)
         self._hooks = (
             register_optimizer_step_pre_hook(lambda *_: self._before_step()),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),

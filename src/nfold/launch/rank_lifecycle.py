@@ -54,11 +54,11 @@ def find_current_call(stack_file: Path) -> str | None:
     """Return the user's line that a rank executes, and the function of PyTorch called there.
 
     For example ``all_reduce (train.py:12)``; a line of nfold if there is none of the user. None if
-    the file has no stack of the main thread.
+    the file has no stack. The main thread is the last in it.
     """
     text = stack_file.read_text(errors="replace") if stack_file.exists() else ""
     function, own = "", None
-    for path, line, name in STACK_FRAME.findall(text.partition("Current thread")[2]):
+    for path, line, name in STACK_FRAME.findall(text.rpartition("call first):")[2]):
         location = f"{os.path.basename(path)}:{line}"
         call = f"{function} ({location})" if function else location
         if "-packages/torch/" in path:

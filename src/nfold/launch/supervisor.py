@@ -210,11 +210,11 @@ class Supervisor:
             tree.signal(identity.pid, signal.SIGCONT)
         deadline = time.monotonic() + STACKS_TIMEOUT_S
         stacks = {rank: self._folder.stack_file(rank) for rank in sorted(self._identities)}
-        while True:
-            calls = {rank: find_current_call(file) for rank, file in stacks.items()}
-            if all(calls.values()) or time.monotonic() > deadline:
-                return tuple((rank, call) for rank, call in calls.items() if call is not None)
+        while time.monotonic() < deadline and not all(map(find_current_call, stacks.values())):
             time.sleep(POLL_S / 2)
+        time.sleep(POLL_S)  # for the rest of the stacks
+        calls = {rank: find_current_call(file) for rank, file in stacks.items()}
+        return tuple((rank, call) for rank, call in calls.items() if call is not None)
 
     def _report(self, beats: dict[int, HeartbeatRecord]) -> None:
         if not beats:

@@ -27,7 +27,7 @@ def _plant(action: str, at_step: int) -> None:
         if made == at_step and action == "leave":
             os._exit(7)
         if made >= at_step and action == "sleep":
-            time.sleep(0.03)
+            time.sleep(0.1)
         loss = honest(self, batch)
         return loss * float("nan") if made >= at_step and action == "nan" else loss
 

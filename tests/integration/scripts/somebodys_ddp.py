@@ -54,8 +54,8 @@ def main(wish: str) -> None:
     try:
         while not (wish == "short" and steps > 6):
             for samples, labels in loader:
-                if wish == "slow" and dist.get_rank() == 1:
-                    time.sleep(0.02)
+                if wish.startswith("slow") and dist.get_rank() == 1:
+                    time.sleep(0.02 if wish == "slow" else 0.2)
                 added = shifted(model, 0.01) if wish == "perturbs" else []
                 loss = nn.functional.cross_entropy(model(samples), labels)
                 optimizer.zero_grad()

@@ -378,14 +378,14 @@ class ExchangeWait:
     """
 
     def __init__(self, *, enabled: bool) -> None:
-        self._enabled = enabled
+        self.enabled = enabled
         self._seconds = 0.0
         self._computed_at: float | None = None
 
     @contextmanager
     def measure(self, loss: Tensor) -> Iterator[None]:
         """Measure the backward of ``loss`` in this context."""
-        if not (self._enabled and loss.requires_grad):
+        if not (self.enabled and loss.requires_grad):
             yield
             return
         handle = loss.register_hook(self._on_begin)  # type: ignore[no-untyped-call]
@@ -400,7 +400,14 @@ class ExchangeWait:
     def take_seconds(self) -> float | None:
         """Return the seconds since the last call; None if they are not measured."""
         seconds, self._seconds = self._seconds, 0.0
-        return seconds if self._enabled else None
+        return seconds if self.enabled else None
+
+    def add_call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that only waits for other ranks, and add its time."""
+        started = time.monotonic()
+        result = function(*arguments)
+        self._seconds += time.monotonic() - started
+        return result
 
     def _on_begin(self, _gradient: Tensor) -> None:
         torch.autograd.Variable._execution_engine.queue_callback(self._on_end)
