@@ -54,7 +54,6 @@ HOMES: dict[str, tuple[str, ...]] = {
         "instrument/*",
         "workloads/torch_networks.py",
         "workloads/*/torch.py",
-        "workloads/conv2d/torch_devices.py",
         "workloads/conv2d/triton_kernel.py",
         "launch/agent.py",
     ),

@@ -6,18 +6,16 @@ import pytest
 import torch
 
 from nfold.core.plan import Plan
-from nfold.workloads.conv2d import torch_devices
-from nfold.workloads.conv2d.problem import ConvProblem, check_result, scipy_reference
-from nfold.workloads.conv2d.process import ConvResult, ConvTask
-from nfold.workloads.conv2d.torch import run_parts
-from nfold.workloads.conv2d.torch_devices import (
-    DTYPES,
+from nfold.workloads.conv2d import torch as conv2d_torch
+from nfold.workloads.conv2d.problem import ConvTask, check_result, scipy_reference
+from nfold.workloads.conv2d.process import ConvResult
+from nfold.workloads.conv2d.torch import (
     FASTEST,
-    MEMORY_FORMATS,
-    TensorFormat,
     TorchCudaDevice,
     TorchHostBuffers,
     candidates,
+    run_parts,
+    to_tensor,
 )
 
 pytestmark = [
@@ -26,13 +24,13 @@ pytestmark = [
 ]
 
 
-def run(devices: int, precision: str, layout: str, **parameters: int) -> ConvResult:
+def task(devices: int, precision: str, layout: str, batch: int = 50, **parameters: int) -> ConvTask:
     plan = Plan(
         device="cuda",
         devices=devices,
         cores_per_device=1,
         strategy="single" if devices == 1 else "dp",
-        batch=50,
+        batch=batch,
         precision=precision,
         layout=layout,
         input="loader",
@@ -43,17 +41,19 @@ def run(devices: int, precision: str, layout: str, **parameters: int) -> ConvRes
         warmup_steps=2,
     )
     defaults = {"size": 40, "channels": 1, "filter": 3, "copy_only": 0}
-    return run_parts(
-        ConvTask(
-            parameters={**defaults, **parameters},
-            plan=plan,
-            rank=0,
-            world_size=1,
-            devices=[torch.device("cuda", index) for index in range(devices)],
-            barrier=lambda: None,
-            beat=lambda done, total: None,
-        )
+    return ConvTask(
+        parameters={**defaults, **parameters},
+        plan=plan,
+        rank=0,
+        world_size=1,
+        devices=[torch.device("cuda", index) for index in range(devices)],
+        barrier=lambda: None,
+        beat=lambda done, total: None,
     )
+
+
+def run(devices: int, precision: str, layout: str, **parameters: int) -> ConvResult:
+    return run_parts(task(devices, precision, layout, **parameters))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
@@ -92,17 +92,15 @@ def test_one_process_drives_two_gpus() -> None:
 
 
 def lane_of(
-    precision: str = "fp32", layout: str = "channels_first", **changes: int
+    precision: str = "fp32", layout: str = "channels_first", images: int = 210, **changes: int
 ) -> TorchCudaDevice:
-    """A lane on the first GPU with 210 images of 100 × 100, uploaded, and random filters."""
-    sizes = {"images": 210, "channels": 1, "size": 100, "filter": 3, **changes}
-    problem = ConvProblem(**sizes, copy_only=False, seed=0)
-    form = TensorFormat(dtype=DTYPES[precision], memory_format=MEMORY_FORMATS[layout])
-    images = form.tensor(problem.make_images(range(problem.images)))
-    host = TorchHostBuffers(images=images, results=torch.empty_like(images))
-    lane = TorchCudaDevice(problem, form, torch.device("cuda", 0), host, slice(0, problem.images))
+    """A lane on the first GPU with images of 100 × 100, uploaded, and random filters."""
+    own = task(1, precision, layout, images, **{"size": 100, **changes})
+    values = to_tensor(own.problem.make_images(range(images)), own.plan)
+    host = TorchHostBuffers(images=values, results=torch.empty_like(values))
+    lane = TorchCudaDevice(own, 0, host)
     with lane.work():
-        lane.set_filters(problem.random_filter())
+        lane.set_filters(own.problem.random_filter())
         lane.upload(host)
     lane.finish()
     return lane
@@ -126,15 +124,15 @@ def test_every_variant_of_our_kernel_is_scipys(
     assert len(found) > 2
     images = lane.input.float().cpu().numpy()
     expected = scipy_reference(images, lane.problem.random_filter())
-    for candidate in found:
+    for method in found.values():
         out = torch.full_like(lane.input, torch.nan)
-        results = candidate.method(lane.input, lane.filters, out)
+        results = method(lane.input, lane.filters, out)
         check_result(results.float().cpu().numpy(), expected, range(7), precision)
 
 
 def test_only_cudnn_takes_channels_that_are_last() -> None:
     lane = lane_of(layout="channels_last", images=7, channels=10)
-    assert [each.name for each in candidates(lane.input, lane.filters)] == ["cuDNN"]
+    assert list(candidates(lane.input, lane.filters)) == ["cuDNN"]
 
 
 def test_the_search_is_made_once_and_its_choice_is_named() -> None:
@@ -143,7 +141,7 @@ def test_the_search_is_made_once_and_its_choice_is_named() -> None:
         lane.compute()
     lane.finish()
     before = dict(FASTEST)
-    assert lane.method in {each.name for each in candidates(lane.input, lane.filters)}
+    assert lane.method in candidates(lane.input, lane.filters)
     again = lane_of(images=840)
     with again.work():
         again.compute()
@@ -195,5 +193,5 @@ def choose(monkeypatch: pytest.MonkeyPatch, lane: TorchCudaDevice, ours: bool) -
     """Take cuDNN, or the first variant of our kernel, without a search."""
     if ours:
         pytest.importorskip("triton")
-    method = candidates(lane.input, lane.filters)[int(ours)]
-    monkeypatch.setattr(torch_devices, "fastest_method", lambda images, filters, out: method)
+    method = list(candidates(lane.input, lane.filters).items())[int(ours)]
+    monkeypatch.setattr(conv2d_torch, "fastest_method", lambda images, filters, out: method)

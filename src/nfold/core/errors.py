@@ -10,11 +10,11 @@
     │   ├── ExtraMissing            exit 4   an optional dependency is not installed
     │   └── StoreUnusable           exit 4   the store has a newer schema, is locked or not writable
     └── RunFailure                  exit 1   raised inside a rank; becomes a measurement's status
-        ├── Unsupported             status unsupported
+        ├── Unsupported             status unsupported: the message is the reason
         ├── OutOfMemory             status oom
-        ├── Diverged                status diverged
-        ├── Hung                    status hung
-        ├── Killed                  status killed
+        ├── Diverged                status diverged: the loss became NaN or infinite
+        ├── Hung                    status hung: no step for longer than the hang timeout
+        ├── Killed                  status killed: by a signal from outside
         ├── Mismatch                status crashed: a result differs from its reference
         └── Collateral              status crashed: this rank failed because another rank did
 
@@ -26,23 +26,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 
 class NfoldError(Exception):
-    """Base of all errors that nfold raises on purpose."""
-
     exit_code = 1
 
 
 class UsageError(NfoldError):
-    """Invalid options, files or arguments."""
-
     exit_code = 2
 
 
 class UnknownValue(UsageError):
-    """A name or value that is not allowed. ``allowed`` has the closest match first."""
-
     def __init__(self, what: str, value: object, allowed: Iterable[object]) -> None:
         self.value = value
         self.allowed = closest_first(str(value), [str(item) for item in allowed])
@@ -50,8 +45,6 @@ class UnknownValue(UsageError):
 
 
 class MachineUnfit(NfoldError):
-    """The machine, or the software on it, cannot do what was requested."""
-
     exit_code = 4
 
 
@@ -68,8 +61,6 @@ class DataCorrupt(MachineUnfit):
 
 
 class ExtraMissing(MachineUnfit):
-    """An optional dependency is not installed. The message has the command that installs it."""
-
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f"{library} is not installed; next: pip install 'nfold[{extra}]'")
 
@@ -79,10 +70,7 @@ class StoreUnusable(MachineUnfit):
 
 
 class RunFailure(NfoldError):
-    """A failure inside a rank, which becomes the status of a measurement.
-
-    ``step`` is the optimizer step of the failure, None if it is unknown.
-    """
+    """``step`` is the optimizer step of the failure, None if it is unknown."""
 
     status = "crashed"
 
@@ -92,13 +80,11 @@ class RunFailure(NfoldError):
 
 
 class Unsupported(RunFailure):
-    """The framework cannot run this plan. The message is the reason."""
-
     status = "unsupported"
 
 
 class OutOfMemory(RunFailure):
-    """A device or the host ran out of memory. ``peak_memory_bytes`` was allocated at that time."""
+    """``peak_memory_bytes`` was allocated at that time."""
 
     status = "oom"
 
@@ -110,20 +96,14 @@ class OutOfMemory(RunFailure):
 
 
 class Diverged(RunFailure):
-    """The loss became NaN or infinite."""
-
     status = "diverged"
 
 
 class Hung(RunFailure):
-    """A rank made no step for longer than the hang timeout."""
-
     status = "hung"
 
 
 class Killed(RunFailure):
-    """A signal from outside ended a rank."""
-
     status = "killed"
 
 
@@ -137,8 +117,5 @@ class Collateral(RunFailure):
 
 def closest_first(value: str, allowed: Sequence[str]) -> list[str]:
     """Order ``allowed`` by similarity to ``value``; ties keep their order."""
-
-    def difference(item: str) -> float:
-        return -difflib.SequenceMatcher(None, value.lower(), item.lower()).ratio()
-
-    return sorted(allowed, key=difference)
+    matcher = partial(difflib.SequenceMatcher, None, value.lower())
+    return sorted(allowed, key=lambda item: -matcher(item.lower()).ratio())

@@ -39,7 +39,6 @@ IMPORT_STATEMENT = re.compile(
     rb"""|import_module\(\s*["']([A-Za-z_][\w.]*)""",
     re.MULTILINE,
 )
-SYS_PATH = b"sys.path"  # the code may add folders to the search path
 QUOTED_FOLDER = re.compile(rb"""["']([\w./-]+)["']""")
 MAX_PARENT_FOLDERS = 3  # above the code, that it may add to the search path
 QUOTED_VARIABLE = re.compile(rb"""["']([A-Z][A-Z0-9_]+)["']""")
@@ -82,7 +81,10 @@ def compute_fingerprint(
     """
     folder = os.path.dirname(os.path.realpath(script)) if module is None else os.getcwd()
     code = _code(script, folder, set() if module is None else {module.partition(".")[0]})
-    named = {*_argument_files(arguments), *_settings_files(code.values(), folder)}
+    named = {part for argument in arguments for part in (argument, argument.partition("=")[2])}
+    for text in code.values():
+        settings = set(map(os.fsdecode, SETTINGS_FILE.findall(text)))
+        named |= settings | {os.path.join(folder, name) for name in settings}
     parts = {
         "code": {os.path.relpath(file, folder): _hash(text) for file, text in code.items()},
         "files": {file: state for file in named if (state := _file_state(file)) is not None},
@@ -118,7 +120,7 @@ def _code(script: str, folder: str, imported: set[str]) -> dict[str, bytes]:
 
 
 def _search_folders(path: str, text: bytes) -> list[str]:
-    if SYS_PATH not in text:
+    if b"sys.path" not in text:  # the code may add folders to the search path
         return []
     bases = [os.getcwd(), os.path.dirname(path)]
     for _ in range(MAX_PARENT_FOLDERS):
@@ -184,18 +186,6 @@ def _package_files(folder: str) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in names if name.endswith(".py"))
 
 
-def _argument_files(arguments: Sequence[str]) -> Iterator[str]:
-    for argument in arguments:
-        yield from (argument, argument.partition("=")[2])
-
-
-def _settings_files(code: Iterable[bytes], folder: str) -> Iterator[str]:
-    for text in code:
-        for name in SETTINGS_FILE.findall(text):
-            yield os.fsdecode(name)
-            yield os.path.join(folder, os.fsdecode(name))
-
-
 def _variables(code: Iterable[bytes], environment: Mapping[str, str]) -> dict[str, str]:
     named = {
         name.decode() for text in code for name in QUOTED_VARIABLE.findall(text)
@@ -226,11 +216,9 @@ def _file_state(path: str) -> str | None:
 
 
 def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return None
 
 
 def _hash(text: bytes) -> str:

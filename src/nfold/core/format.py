@@ -98,11 +98,6 @@ def join_words(items: list[str]) -> str:
     return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def format_milliseconds_interval(cost: Interval) -> str:
-    """``1.25 ms (1.10 to 1.40)``."""
-    return f"{cost.value:.2f} ms{format_parenthesized_range(cost, '{:.2f}')}"
-
-
 def format_ratio_interval(ratio: Interval) -> str:
     """``1.25 × (1.10 to 1.40)``."""
     return f"{ratio.value:.2f} ×{format_parenthesized_range(ratio, '{:.2f}')}"

@@ -272,7 +272,7 @@ class Measurement:
 
     @property
     def is_final(self) -> bool:
-        """Whether a rerun skips it."""
+        """Return whether a rerun skips it."""
         return self.status not in INTERRUPTED_STATUSES
 
     def to_dict(self) -> dict[str, Any]:

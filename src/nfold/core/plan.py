@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
@@ -132,31 +133,25 @@ class Plan:
     @property
     def id(self) -> str:
         """Ten hex digits of all fields that are not at their default."""
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}
-        changed = {name: value for name, (value, default) in values.items() if value != default}
+        changed = {name: value for name, (value, _) in self.diff(Plan()).items()}
         return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all fields are resolved, except ``decode`` and one of ``steps`` and ``epochs``."""
+        """Return whether all fields but ``decode`` and one of the lengths are resolved."""
         open_fields = {f.name for f in fields(self) if getattr(self, f.name) is None}
         return open_fields - {"decode"} in ({"steps"}, {"epochs"})
 
     @property
     def has_placement(self) -> bool:
-        """Whether all fields that a script needs are resolved: where it runs and for how long.
-
-        Other fields that are set override the script.
-        """
+        """Return whether the fields that a script needs are resolved: where and how long it runs."""
         needed = (self.device, self.devices, self.cores_per_device, self.strategy)
         lengths = [self.steps, self.epochs].count(None)
         return lengths == 1 and None not in (*needed, self.warmup_steps)
 
     def edit(self, **changes: Any) -> Plan:
         """Return a plan with some fields changed. Setting one length clears the other."""
-        unknown = [name for name in changes if name not in PLAN_FIELDS]
-        if unknown:
-            raise UnknownValue("plan field", unknown[0], PLAN_FIELDS)
+        _check_fields(changes)
         if changes.get("steps") is not None:
             changes.setdefault("epochs", None)
         if changes.get("epochs") is not None:
@@ -209,19 +204,11 @@ class Plan:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Plan:
         """Return the plan of JSON or TOML values. Raises UnknownValue for an unknown name."""
-        for name in values:
-            if name not in PLAN_FIELDS:
-                raise UnknownValue("plan field", name, PLAN_FIELDS)
+        _check_fields(values)
         try:
             return deserialize(cls, values)
         except ValueError as error:
             raise UsageError(str(error)) from None
-
-    def to_toml(self) -> str:
-        """Return the fields that are set, one ``name = value`` per line."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        lines = [f"{k} = {json.dumps(v)}" for k, v in values.items() if v is not None]
-        return "\n".join(lines) + "\n"
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:
@@ -233,6 +220,12 @@ class Plan:
 
 
 PLAN_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))
+
+
+def _check_fields(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in PLAN_FIELDS:
+            raise UnknownValue("plan field", name, PLAN_FIELDS)
 
 
 def _check_devices(machine: Machine, device: str, devices: int, cores: int | None) -> None:
@@ -263,22 +256,7 @@ FRAMEWORK_STRATEGY = {"tensorflow": "mirrored", "jax": "data_parallel"}  # on se
 FRAMEWORK_STEP = {"tensorflow": "graph", "jax": "compiled"}
 
 
-class PartialPlan(Protocol):
-    """The fields of a plan that choices depend on; None: not set."""
-
-    @property
-    def framework(self) -> str: ...
-    @property
-    def strategy(self) -> str | None: ...
-    @property
-    def precision(self) -> str | None: ...
-    @property
-    def augment(self) -> str | None: ...
-    @property
-    def workers(self) -> int | None: ...
-
-
-def choose_strategy(plan: PartialPlan, devices: int, step: str) -> str:
+def choose_strategy(plan: Plan, devices: int, step: str) -> str:
     """Choose ``single`` on one device, else the requested strategy or the default.
 
     The default is ``ddp`` for eager steps and nfold's own exchange for all others, which
@@ -293,15 +271,14 @@ def choose_strategy(plan: PartialPlan, devices: int, step: str) -> str:
     return plan.strategy or own or ("ddp" if step == "eager" else "nfold")
 
 
-def choose_layout(plan: PartialPlan, device: str, precision: str) -> str:
+def choose_layout(plan: Plan, device: str, precision: str) -> str:
     """Choose channels_last for cuDNN's tensor-core convolutions and for Keras, its own default."""
     tensor_cores = device == "cuda" and precision != "fp32"
-    return (
-        "channels_last" if tensor_cores or plan.framework in KERAS_FRAMEWORKS else "channels_first"
-    )
+    last = tensor_cores or plan.framework in KERAS_FRAMEWORKS
+    return "channels_last" if last else "channels_first"
 
 
-def choose_input(plan: PartialPlan, machine: Machine, device: str, data_bytes: int | None) -> str:
+def choose_input(plan: Plan, machine: Machine, device: str, data_bytes: int | None) -> str:
     """Choose resident data on GPUs if they fit, unless the plan uses the host for input."""
     simulated = plan.framework == "simulated"
     on_host = simulated or device != "cuda" or plan.augment == "cpu"
@@ -311,7 +288,7 @@ def choose_input(plan: PartialPlan, machine: Machine, device: str, data_bytes: i
     return "resident" if data_bytes <= MAX_RESIDENT_FRACTION * smallest else "loader"
 
 
-def choose_step(plan: PartialPlan, device: str, input_: str) -> str:
+def choose_step(plan: Plan, device: str, input_: str) -> str:
     """Choose a captured step over resident data on GPUs, which is never slower than eager.
 
     A compiled step is faster for most models but compilation takes time: it must be requested.
@@ -323,7 +300,7 @@ def choose_step(plan: PartialPlan, device: str, input_: str) -> str:
     return "captured" if graph and not eager else "eager"
 
 
-def choose_augment(plan: PartialPlan, input_: str, device: str, *, encoded: bool) -> str:
+def choose_augment(plan: Plan, input_: str, device: str, *, encoded: bool) -> str:
     """Choose the device for resident images, and on GPUs if workers are busy with decoding.
 
     See docs/decisions/input-pipeline.md.
@@ -332,9 +309,7 @@ def choose_augment(plan: PartialPlan, input_: str, device: str, *, encoded: bool
     return "device" if input_ == "resident" or busy else "cpu"
 
 
-def choose_workers(
-    plan: PartialPlan, device: str, cores: int, input_: str, *, encoded: bool
-) -> int:
+def choose_workers(plan: Plan, device: str, cores: int, input_: str, *, encoded: bool) -> int:
     """Choose the loader processes per rank: half of the cores of a GPU's share, at most 8.
 
     One process per core starves the ranks: with 64 cores and 4 GPUs, a step took 16.2 ms with 14

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,21 +45,16 @@ class ProcessIdentity:
 
     @property
     def is_running(self) -> bool:
-        """Whether this process, and no later one with its id, is running."""
+        """Return whether this process, and no later one with its id, is running."""
         return ProcessIdentity.of(self.pid) == self
 
     @property
     def command(self) -> str:
         """The command line; empty if the process has ended."""
-        try:
-            return (
-                Path(f"/proc/{self.pid}/cmdline")
-                .read_text(errors="replace")[:200]
-                .replace("\0", " ")
-                .strip()
-            )
-        except OSError:
-            return ""
+        with suppress(OSError):
+            text = Path(f"/proc/{self.pid}/cmdline").read_text(errors="replace")
+            return text[:200].replace("\0", " ").strip()
+        return ""
 
 
 def session_processes(marker: str, roots: Iterable[int] = ()) -> set[int]:
@@ -99,5 +95,5 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

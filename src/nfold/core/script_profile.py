@@ -46,27 +46,19 @@ class HostToDeviceCopies:
 
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderProfile:
-    """The DataLoader that feeds the training.
+    """The DataLoader that feeds the training; sizes of batches and epochs are of one rank.
 
-    Attributes:
-        batch_size: of one rank.
-        batches_per_epoch: of one rank; None: unknown.
-        dataset_size: of the whole data set; None: unknown.
-        sampler: class name.
-        shards_dataset: ranks get different samples; None on one rank or if it is unknown.
-        length_read_ahead: the trainer reads the number of batches before an epoch, which therefore
-            cannot be cut short.
-        host_tensors: indices of the tensors of a batch that stay on the host while others move to a
-            device.
-        cycled: a generator of the script iterates again and again, so that epochs cannot be seen.
-        created_at: line of user code that created it.
+    With ``length_read_ahead`` the trainer reads the number of batches before an epoch, which
+    therefore cannot be cut short. ``cycled``: a generator of the script iterates again and again,
+    so that epochs cannot be seen. ``host_tensors`` are indices of the tensors of a batch that stay
+    on the host while others move to a device.
     """
 
     batch_size: int | None = None
     batches_per_epoch: int | None = None
     dataset_size: int | None = None
-    sampler: str = ""
-    shards_dataset: bool | None = None
+    sampler: str = ""  # class name
+    shards_dataset: bool | None = None  # None on one rank or if it is unknown
     num_workers: int = 0
     prefetch_factor: int | None = None
     pin_memory: bool = False
@@ -84,11 +76,8 @@ ANONYMOUS_FUNCTIONS = {"<genexpr>": "a generator expression", "<lambda>": "a lam
 class BatchFunction:
     """Functions of a script without a DataLoader that make its batches, one after the other.
 
-    Attributes:
-        defined_at: where the first begins.
-        on_device: the last moves batches to a GPU.
-        generator_functions: ``train.py:12 batches`` for generators, which are defined differently
-            when batches are replayed.
+    ``on_device``: the last moves batches to a GPU. ``generator_functions`` (``train.py:12 batches``)
+    are defined differently when batches are replayed.
     """
 
     names: tuple[str, ...]
@@ -104,35 +93,27 @@ class BatchFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSummary:
-    """What a profiler observed in some steps of one rank.
+    """What a profiler observed in some steps of one rank, without communication.
 
-    Attributes:
-        layout_copy_ms: per step, copies that only change the order of dimensions in memory; on a
-            GPU with the time since the kernel before each.
-        operator_layout_copy_ms: the part inside operators such as convolutions.
-        cudnn_transpose_ms: mean per step of cuDNN's own transpositions around its convolutions.
-        launches_per_step: kernels and copies on a device, without communication.
-        device_busy_ms: per step, without communication, summed over devices; None without a GPU.
+    Layout copies only change the order of dimensions in memory; on a GPU the time since the kernel
+    before each is included. ``operator_layout_copy_ms`` is the part inside operators such as
+    convolutions, ``cudnn_transpose_ms`` the mean of cuDNN's own transpositions.
     """
 
     steps: int
-    layout_copy_ms: tuple[float, ...]
+    layout_copy_ms: tuple[float, ...]  # per step
     operator_layout_copy_ms: tuple[float, ...] = ()
     cudnn_transpose_ms: float = 0.0
     launches_per_step: float = 0.0
-    device_busy_ms: float | None = None
+    device_busy_ms: float | None = None  # per step, over all devices; None without a GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayHints:
     """Facts of the probe run that later runs of a script need.
 
-    Attributes:
-        generator_functions: of the ``BatchFunction``.
-        script_sets_batch_size: the data set or the sampler decides the batch size: the plan's is
-            not imposed.
-        loader: the plan is imposed on it, and in proportion on ``companion_loaders``.
-        slices_batches: as in ``ScriptProfile``.
+    ``script_sets_batch_size``: the plan's is not imposed. The plan is imposed on ``loader``, and in
+    proportion on ``companion_loaders``.
     """
 
     generator_functions: tuple[str, ...] = ()
@@ -148,34 +129,20 @@ class ReplayHints:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptProfile:
-    """Facts about one rank of a script, observed in its warm-up.
+    """Facts about one rank of a script, observed in its warm-up; samples are of this rank.
 
     Attributes:
-        parallel: how the script uses several devices; ``other``: collectives without a wrapper.
-        device: of the parameters.
-        dp_devices: devices under nn.DataParallel, 0 on the CPU, where it does nothing.
         loader, companion_loaders: the longest DataLoader, and others that give a batch in every
             step, which ``samples_per_step`` does not count.
-        samples_per_step: of this rank.
-        model_samples_per_step: samples that reach the model, if observed.
         accumulation: batches per optimizer step.
         gradient_exchanges: those whose backward exchanges gradients under DDP.
         optimizers: class names in the order of their steps, or ``NO_OPTIMIZER``; the steps of
             ``optimizers[step_optimizer]`` are counted.
-        steps_in_backward: some optimizers step during a backward.
         unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
-        comm_hook: name of DDP's communication hook.
-        sparse_gradient_bytes: bytes of parameters whose gradients are sparse.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16``; ``autocast`` if it is automatic.
-        compiled: torch.compile compiles a part of the script.
-        detects_anomalies: autograd looks for NaN in every backward.
-        input_wait_ms: wait for the DataLoader per step.
         epoch_wait_ms: median wait for the first batch of an epoch.
         fetches: batches of the data set after the warm-up, None if they could not be observed.
-        model_calls_hooked: calls of the model are observed after the warm-up as well.
-        alloc_retries: per step after the warm-up, how often a GPU was out of memory and the
-            allocator freed its cache and tried again.
-        trace: of a profiler after the other steps, None if it was not requested.
+        alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
+            and freed its cache.
         child_processes: without workers of loaders.
         uses_join: trains under PyTorch's Join: ranks may have unequal numbers of batches.
         slices_batches: each rank gets the same batches and computes its part of them.
@@ -189,12 +156,12 @@ class ScriptProfile:
     rank: int = 0
     world_size: int = 1
     steps: int = 0
-    parallel: Parallelism = "none"
+    parallel: Parallelism = "none"  # ``other``: collectives without a wrapper
     trainer: TrainerKind = ""
     process_group: bool = False
     backend: str | None = None
     device: str = "cpu"
-    dp_devices: int = 0
+    dp_devices: int = 0  # under nn.DataParallel, which does nothing on the CPU
     loader: DataLoaderProfile | None = None
     companion_loaders: tuple[DataLoaderProfile, ...] = ()
     batch_function: BatchFunction | None = None
@@ -248,12 +215,12 @@ class ScriptProfile:
 
     @property
     def exchanges_all_gradients(self) -> bool:
-        """Whether DDP exchanges the gradients of all parameters in every step."""
+        """Return whether DDP exchanges the gradients of all parameters in every step."""
         return self.gradient_exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
 
     @property
     def sends_fp32_gradients(self) -> bool:
-        """Whether DDP sends dense fp32 gradients unchanged, so that half precision is possible."""
+        """Return whether DDP sends dense fp32 gradients unchanged, so that half precision is possible."""
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
         return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
 
@@ -270,7 +237,7 @@ class ScriptProfile:
 
     @property
     def accepts_batch_size(self) -> bool:
-        """Whether batches of another size are possible: a DataLoader with a known batch size."""
+        """Return whether batches of another size are possible: a DataLoader with a known batch size."""
         known = self.loader is not None and self.loader.batch_size is not None
         return known and not self.fixed_batch_error
 
@@ -287,6 +254,5 @@ class ScriptProfile:
         return next(iter(self.source_locations.get(event, ())), None)
 
     def most_frequent_line(self, event: str) -> str | None:
-        """Return the line of user code where an event happens most often, None if unknown."""
         found = self.most_frequent(event)
         return found.line if found else None

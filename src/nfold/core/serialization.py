@@ -125,7 +125,10 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         entries = _expect(dict, value, where)
         return {k: _read(get_args(hint)[1], v, f"{where}.{k}") for k, v in entries.items()}
     if origin is typing.Literal:
-        return _read_literal(get_args(hint), value, where)
+        if value not in get_args(hint):
+            allowed = ", ".join(map(str, get_args(hint)))
+            raise ValueError(f"{where}: {value!r} is not one of {allowed}")
+        return value
     return _read_scalar(hint, value, where)
 
 
@@ -164,12 +167,6 @@ def _read_tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ..
         raise ValueError(f"{where}: {len(entries)} entries instead of {len(items)}")
     pairs = enumerate(zip(items, entries, strict=True))
     return tuple(_read(item, v, f"{where}[{i}]") for i, (item, v) in pairs)
-
-
-def _read_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value not in allowed:
-        raise ValueError(f"{where}: {value!r} is not one of {', '.join(map(str, allowed))}")
-    return value
 
 
 def _read_scalar(hint: Any, value: Any, where: str) -> Any:

@@ -14,8 +14,6 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.serialization import deserialize, serialize, stored_name
 
-RefusalRule = tuple[bool, str]  # whether something is refused, and the reason
-
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
@@ -89,12 +87,12 @@ class Variant:
 
     @property
     def preserves_training(self) -> bool:
-        """Whether a model trained under this variant is the same as without it."""
+        """Return whether a model trained under this variant is the same as without it."""
         return dataclasses.replace(self, profiler_steps=False) == NO_INTERVENTIONS
 
     @property
     def ranks_synchronize(self) -> bool:
-        """Whether ranks wait for each other in every step."""
+        """Return whether ranks wait for each other in every step."""
         return self.exchange != "none" and (not self.independent or self.exchange_after_backward)
 
     def device_of(self, rank: int, local_rank: int) -> int:

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from nfold.data.files import DataSetSpec
     from nfold.data.photographs import PhotographSet
 
-DATA_SET_MODULES = {
-    "digits": "nfold.data.digits",
-    "mnist": "nfold.data.mnist",
-    "cifar10": "nfold.data.cifar10",
-}
-
-PHOTOGRAPHS = "photographs"  # the user's own JPEGs: no published checksums
+DATA_SETS = ("digits", "mnist", "cifar10")  # each in the module of its name
 
 
 def prepare(name: str, folder: Path | None = None) -> None:
@@ -82,7 +76,7 @@ def _set_data_folder(folder: Path | None) -> None:
 
 
 def _data_set(name: str) -> DataSetSpec:
-    if name not in DATA_SET_MODULES:
-        raise UnknownValue("data set", name, DATA_SET_MODULES)
-    data_set: DataSetSpec = importlib.import_module(DATA_SET_MODULES[name]).DATA_SET
+    if name not in DATA_SETS:
+        raise UnknownValue("data set", name, DATA_SETS)
+    data_set: DataSetSpec = importlib.import_module(f"nfold.data.{name}").DATA_SET
     return data_set

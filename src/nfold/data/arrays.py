@@ -63,13 +63,17 @@ def split_at(
 
 def limit_training(arrays: DataSetArrays, samples: int) -> DataSetArrays:
     """Keep only the first ``samples`` training samples; 0 keeps all."""
-    if not samples:
-        return arrays
-    return dataclasses.replace(
-        arrays,
-        train_images=arrays.train_images[:samples],
-        train_labels=arrays.train_labels[:samples],
-    )
+    return _limit(arrays, ("train_images", "train_labels"), samples)
+
+
+def limit_test(arrays: DataSetArrays, samples: int) -> DataSetArrays:
+    """Keep only the first ``samples`` test samples; 0 keeps all."""
+    return _limit(arrays, ("test_images", "test_labels"), samples)
+
+
+def _limit(arrays: DataSetArrays, names: tuple[str, str], samples: int) -> DataSetArrays:
+    limited: dict[str, Any] = {name: getattr(arrays, name)[:samples] for name in names}
+    return dataclasses.replace(arrays, **limited) if samples else arrays
 
 
 def check_labels(path: Path, labels: npt.NDArray[np.integer], classes: int) -> None:
@@ -93,14 +97,3 @@ def channel_statistics(images: Images) -> tuple[tuple[float, ...], tuple[float, 
     squares = [float((levels**2 * n).sum() / n.sum()) for n in counts]
     pairs = zip(squares, means, strict=True)
     return tuple(means), tuple(float(np.sqrt(s - m * m)) for s, m in pairs)
-
-
-def limit_test(arrays: DataSetArrays, test_samples: int) -> DataSetArrays:
-    """Keep only the first ``test_samples`` test samples; 0 keeps all."""
-    if not test_samples:
-        return arrays
-    return dataclasses.replace(
-        arrays,
-        test_images=arrays.test_images[:test_samples],
-        test_labels=arrays.test_labels[:test_samples],
-    )

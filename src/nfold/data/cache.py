@@ -1,19 +1,18 @@
 """Decoded arrays on disk: written atomically once, then memory-mapped by every rank.
 
 The folder ``<name>-<digest of the source files>`` holds four ``.npy`` files (no pickles) and
-``manifest.json`` with the size and SHA-256 of the arrays, the SHA-256 of the sources, and the other
-fields of ``DataSetArrays``.
+``manifest.json`` with the size and SHA-256 of these files, the SHA-256 of the sources, and the
+other fields of ``DataSetArrays``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from nfold.core.errors import MachineUnfit
-from nfold.data.arrays import DataSetArrays
+from nfold.data.arrays import Array, DataSetArrays
 from nfold.data.files import DataSetSpec, cache_root, file_sha256, find_files, verify_files
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 MANIFEST = "manifest.json"
+MAX_VERIFIED_BYTES = 2**32  # larger files are compared by size only
 FORMAT_VERSION = 1  # part of the folder's name; increase it if decoding gives other arrays
 
 
@@ -39,93 +39,51 @@ def load(data_set: DataSetSpec, *, verify: bool) -> DataSetArrays:
     key = json.dumps([FORMAT_VERSION, found.format.description, sorted(sources.items())])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     folder = cache_root() / f"{data_set.name}-{digest}"
-    manifest = read_manifest(folder, checksums=verify)
-    if manifest is None:
-        _write(found.format.decode(found.paths), sources, folder)
-        manifest = json.loads((folder / MANIFEST).read_text())
+
+    def fill(temporary: Path) -> dict[str, Any]:
+        arrays = found.format.decode(found.paths)
+        for name in ARRAYS:
+            np.save(temporary / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
+        facts = {name: getattr(arrays, name) for name in ("name", "classes", "mean", "std")}
+        return {**facts, "sources": sources}
+
+    manifest = load_folder(folder, fill, checksums=verify)
     return DataSetArrays(
         name=manifest["name"],
         classes=manifest["classes"],
         mean=tuple(manifest["mean"]),
         std=tuple(manifest["std"]),
-        **{
-            name: np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ARRAYS
-        },
+        **{name: map_array(folder / f"{name}.npy") for name in ARRAYS},
     )
 
 
-def read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
-    """Return the manifest of a complete cache folder; None if it is missing or damaged.
+def map_array(file: Path) -> Array:
+    array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
-    Always compares sizes; compares the SHA-256 of the arrays with ``checksums``.
+
+def load_folder(
+    folder: Path, fill: Callable[[Path], dict[str, Any]], *, checksums: bool
+) -> dict[str, Any]:
+    """Return the manifest of a cache folder, which is written first if it is missing or damaged.
+
+    ``fill`` writes the files into a temporary folder, which is then renamed, and returns further
+    entries of the manifest. Keeps the folder of another process that finished first. Raises
+    MachineUnfit if the cache cannot be written.
     """
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        entries = {f"{name}.npy": manifest["arrays"][name] for name in ARRAYS}
-        return manifest if files_match(folder, entries, checksums=checksums) else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def files_match(
-    folder: Path, entries: Mapping[str, Any], *, checksums: bool, limit_bytes: float = math.inf
-) -> bool:
-    """Whether each file has the size and SHA-256 of its entry, as ``file_entry`` returns it.
-
-    Files over ``limit_bytes`` are compared by size only. Raises OSError for a missing file.
-    """
-    for name, entry in entries.items():
-        file = folder / name
-        if file.stat().st_size != entry["bytes"]:
-            return False
-        if checksums and entry["bytes"] <= limit_bytes and file_sha256(file) != entry["sha256"]:
-            return False
-    return True
-
-
-def file_entry(file: Path) -> dict[str, Any]:
-    """Return the size and SHA-256 of a file, for a manifest."""
-    return {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
-
-
-def _write(arrays: DataSetArrays, sources: Mapping[str, str], folder: Path) -> None:
-    def fill(temporary: Path) -> None:
-        for name in ARRAYS:
-            np.save(temporary / f"{name}.npy", getattr(arrays, name), allow_pickle=False)
-        manifest = {
-            "name": arrays.name,
-            "classes": arrays.classes,
-            "mean": list(arrays.mean),
-            "std": list(arrays.std),
-            "sources": dict(sources),
-            "arrays": {name: file_entry(temporary / f"{name}.npy") for name in ARRAYS},
-        }
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-    def is_complete(folder: Path, checksums: bool) -> bool:
-        return read_manifest(folder, checksums=checksums) is not None
-
-    write_folder(folder, fill, is_complete)
-
-
-# Takes (folder, compare checksums); False for a missing or damaged folder
-CompletenessCheck = Callable[[Path, bool], bool]
-
-
-def write_folder(
-    folder: Path, fill: Callable[[Path], None], is_complete: CompletenessCheck
-) -> None:
-    """Write a cache folder atomically; ``fill`` writes its files into a temporary folder.
-
-    Keeps the folder of another process that finished first. Raises MachineUnfit if the cache
-    cannot be written.
-    """
+    manifest = _read_manifest(folder, checksums=checksums)
+    if manifest is not None:
+        return manifest
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir(parents=True)
-        fill(temporary)
-        _rename_into_place(temporary, folder, is_complete)
+        manifest = fill(temporary)
+        manifest["files"] = {
+            file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+            for file in sorted(temporary.iterdir())
+        }
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        _rename_into_place(temporary, folder)
     except OSError as error:
         raise MachineUnfit(
             f"the cache {folder} cannot be written: {error}; next: make room there, or set "
@@ -133,10 +91,24 @@ def write_folder(
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    return manifest
 
 
-def _rename_into_place(temporary: Path, folder: Path, is_complete: CompletenessCheck) -> None:
-    if is_complete(folder, True):
+def _read_manifest(folder: Path, *, checksums: bool) -> dict[str, Any] | None:
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        for name, entry in manifest["files"].items():
+            file, size = folder / name, entry["bytes"]
+            compared = checksums and size <= MAX_VERIFIED_BYTES
+            if file.stat().st_size != size or (compared and file_sha256(file) != entry["sha256"]):
+                return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest
+
+
+def _rename_into_place(temporary: Path, folder: Path) -> None:
+    if _read_manifest(folder, checksums=True) is not None:
         return
     # A damaged folder is moved, not emptied: a process that has mapped it keeps its files.
     old = temporary.with_name(f"{temporary.name}.old")
@@ -145,7 +117,7 @@ def _rename_into_place(temporary: Path, folder: Path, is_complete: CompletenessC
     try:
         os.rename(temporary, folder)
     except OSError:
-        if not is_complete(folder, False):
+        if _read_manifest(folder, checksums=False) is None:
             raise
     finally:
         shutil.rmtree(old, ignore_errors=True)

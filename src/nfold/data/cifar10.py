@@ -11,13 +11,19 @@ import tarfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nfold.core.errors import DataCorrupt, ExtraMissing
+from nfold.core.errors import DataCorrupt
 from nfold.data.arrays import DataSetArrays, Images, Split, assemble, check_labels
-from nfold.data.files import DataSetFormat, DataSetSpec, DownloadFile, Paths, read_content
+from nfold.data.files import (
+    DataSetFormat,
+    DataSetSpec,
+    DownloadFile,
+    Paths,
+    read_content,
+    read_parquet_rows,
+)
 from nfold.data.packed_jpegs import DECODE_ERRORS, import_pillow
 
 TRAIN_COUNT, TEST_COUNT = 50_000, 10_000
@@ -126,8 +132,6 @@ DATA_SET = DataSetSpec(
 )
 
 
-# Parquet as on Hugging Face: columns ``img`` (``bytes``, ``path``) and ``label``.
-
 IMAGE_FORMATS = ("PNG", "JPEG")  # Pillow tries no other decoder
 
 
@@ -145,33 +149,15 @@ def read_parquet(paths: Sequence[Path], *, rows: int, side: int, classes: int) -
 
 
 def _read_shard(path: Path, side: int, classes: int) -> Split:
-    encoded, raw_labels = _columns(path)
-    images = np.empty((len(encoded), side, side, 3), np.uint8)
-    for row, (value, label) in enumerate(zip(encoded, raw_labels, strict=True)):
-        images[row] = decode_image(path, row, value, side)
+    images, labels = [], []
+    for row, (image, label) in enumerate(read_parquet_rows(path, "img", ["bytes"])):
+        images.append(decode_image(path, row, image.get("bytes"), side))
         if not isinstance(label, int):
             raise DataCorrupt(f"{path}: row {row} has the label {label!r}, not an integer")
-    labels = np.asarray(raw_labels, dtype=np.int64)
-    check_labels(path, labels, classes)
-    return images, labels
-
-
-def _columns(path: Path) -> tuple[list[Any], list[Any]]:
-    try:
-        import pyarrow
-        from pyarrow import compute, parquet
-    except ImportError:
-        raise ExtraMissing("pyarrow", "images") from None
-    try:
-        # Not read_table: it reads partition columns from a path like /data/label=3/.
-        with parquet.ParquetFile(path) as file:
-            table = file.read(columns=["img.bytes", "label"])
-        encoded = compute.struct_field(table.column("img"), "bytes")
-        return encoded.to_pylist(), table.column("label").to_pylist()
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
-        raise DataCorrupt(
-            f"{path}: not readable as Parquet with img.bytes and label: {error}"
-        ) from error
+        labels.append(label)
+    label_array = np.asarray(labels, dtype=np.int64)
+    check_labels(path, label_array, classes)
+    return np.asarray(images, np.uint8).reshape(-1, side, side, 3), label_array
 
 
 def decode_image(path: Path, row: int, encoded: object, side: int) -> Images:

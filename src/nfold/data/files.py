@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
-from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
+from nfold.core.errors import DataCorrupt, DataMissing, ExtraMissing, MachineUnfit
 from nfold.core.serialization import replace_file
 from nfold.data.arrays import DataSetArrays
 
@@ -79,13 +79,15 @@ def download_folder(data_set: DataSetSpec) -> Path:
     return cache_root() / "data" / data_set.name
 
 
+def data_roots() -> list[Path]:
+    chosen = os.environ.get("NFOLD_DATA")
+    return [*([Path(chosen)] if chosen else []), cache_root() / "data"]
+
+
 def search_folders(data_set: DataSetSpec) -> list[Path]:
     """Return the folders that are searched for a data set, in order."""
-    chosen = os.environ.get("NFOLD_DATA")
-    roots = [Path(chosen)] if chosen else []
-    roots.append(cache_root() / "data")
     inside = [Path(data_set.name), *(Path(data_set.name, sub) for sub in data_set.subfolders)]
-    return [root / sub for root in roots for sub in (*inside, Path())]
+    return [root / sub for root in data_roots() for sub in (*inside, Path())]
 
 
 def find_files(data_set: DataSetSpec) -> FoundFiles:
@@ -114,6 +116,7 @@ def _matching_files(folder: Path, name: str) -> list[Path]:
 
 ACCEPT_VARIABLE = "NFOLD_ACCEPT_SHA256"
 READ_BYTES = 2**20
+PARQUET_ROWS = 256  # per read
 
 
 def verify_files(files: FoundFiles) -> dict[str, str]:
@@ -197,6 +200,32 @@ def _is_gzipped(path: Path) -> bool:
     return path.suffix == ".gz" and not path.name.endswith(".tar.gz")
 
 
+def read_parquet_rows(
+    file: Path, column: str, fields: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], object]]:
+    """Yield ``fields`` of the image ``column``, and the label, of every row.
+
+    Raises DataCorrupt without these columns, and ExtraMissing without pyarrow.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise ExtraMissing("pyarrow", "images") from None
+    names = [*(f"{column}.{field}" for field in fields), "label"]
+    try:
+        # Not read_table: it reads partition columns from a path like /data/label=3/.
+        with parquet.ParquetFile(file) as shard:
+            for batch in shard.iter_batches(PARQUET_ROWS, columns=names):
+                lists = (values.to_pylist() for values in batch.columns)
+                for image, label in zip(*lists, strict=True):
+                    yield image or {}, label
+    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
+        raise DataCorrupt(
+            f"{file}: not readable as Parquet with {column}.bytes and label: {error}"
+        ) from error
+
+
 # Downloads, only with NFOLD_DOWNLOAD=1. A file is written under a temporary name and renamed after
 # its size and SHA-256 were compared.
 
@@ -208,7 +237,6 @@ log = logging.getLogger(__name__)
 
 
 def downloads_allowed() -> bool:
-    """Whether NFOLD_DOWNLOAD allows the use of the network."""
     return os.environ.get(DOWNLOAD_VARIABLE) == "1"
 
 

@@ -28,28 +28,20 @@ TRAIN_COUNT, TEST_COUNT, SPLIT_COUNT = 60_000, 10_000, 9_000
 SIDE = 28
 CLASSES = 10
 
-DOWNLOAD_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
-DOWNLOADS = (
+GZIP_SIZES = (9_912_422, 28_881, 1_648_877, 4_542)
+GZIP_SHA256 = {
+    "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
+DOWNLOADS = tuple(
     DownloadFile(
-        url=f"{DOWNLOAD_URL}/train-images-idx3-ubyte.gz",
-        size_bytes=9_912_422,
-        sha256="440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-    ),
-    DownloadFile(
-        url=f"{DOWNLOAD_URL}/train-labels-idx1-ubyte.gz",
-        size_bytes=28_881,
-        sha256="3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-    ),
-    DownloadFile(
-        url=f"{DOWNLOAD_URL}/t10k-images-idx3-ubyte.gz",
-        size_bytes=1_648_877,
-        sha256="8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-    ),
-    DownloadFile(
-        url=f"{DOWNLOAD_URL}/t10k-labels-idx1-ubyte.gz",
-        size_bytes=4_542,
-        sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    ),
+        url=f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}.gz",
+        size_bytes=size_bytes,
+        sha256=sha256,
+    )
+    for (name, sha256), size_bytes in zip(GZIP_SHA256.items(), GZIP_SIZES, strict=True)
 )
 
 
@@ -78,10 +70,8 @@ def _read_split(paths: Paths, files: dict[str, str], count: int) -> Split:
 
 
 def _decode_full(paths: Paths) -> DataSetArrays:
-    train, test = (
-        _read_split(paths, TRAIN_FILES, TRAIN_COUNT),
-        _read_split(paths, TEST_FILES, TEST_COUNT),
-    )
+    train = _read_split(paths, TRAIN_FILES, TRAIN_COUNT)
+    test = _read_split(paths, TEST_FILES, TEST_COUNT)
     return assemble("mnist", CLASSES, train=train, test=test)
 
 

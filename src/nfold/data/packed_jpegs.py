@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nfold.core.errors import DataCorrupt, ExtraMissing
 from nfold.core.format import terminal_safe
 from nfold.data.arrays import Images, Labels
-from nfold.data.cache import MANIFEST, file_entry, files_match, write_folder
-from nfold.data.files import cache_root
+from nfold.data.cache import load_folder, map_array
+from nfold.data.files import cache_root, read_parquet_rows
 
 try:
     import simplejpeg
@@ -160,7 +160,6 @@ class PackedJpegs:
 
 # other formats than JPEG are reported as bad files
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
-ROWS_PER_READ = 256
 
 
 @dataclass(frozen=True)
@@ -172,23 +171,25 @@ class EncodedImage:
     label: object
 
 
-class PhotographSource(Protocol):
-    """Photographs in a fixed order, read lazily from ``files``."""
-
-    @property
-    def files(self) -> Sequence[Path]: ...
-
-    def __iter__(self) -> Iterator[EncodedImage]: ...
-
-
 @dataclass(frozen=True)
-class FolderSource:
-    """One folder per class; classes are numbered in alphabetical order."""
+class PhotographSource:
+    """Photographs in a fixed order, read lazily.
+
+    ``files`` are photographs with their ``labels``, or Parquet files with the columns ``image``
+    (``bytes``, ``path``) and ``label``.
+    """
 
     files: Sequence[Path]
-    labels: Sequence[int]
+    labels: Sequence[int] | None = None
 
     def __iter__(self) -> Iterator[EncodedImage]:
+        if self.labels is None:
+            for file in self.files:
+                rows = read_parquet_rows(file, "image", ["bytes", "path"])
+                for row, (image, label) in enumerate(rows):
+                    path = f" ({image['path']})" if image.get("path") else ""
+                    yield EncodedImage(f"{file}: row {row}{path}", image.get("bytes"), label)
+            return
         for file, label in zip(self.files, self.labels, strict=True):
             try:
                 encoded = file.read_bytes()
@@ -197,10 +198,10 @@ class FolderSource:
             yield EncodedImage(str(file), encoded, label)
 
 
-def find_folders(root: Path, names: Sequence[str]) -> FolderSource | None:
-    """Return the first of the folders ``names`` that contains folders with images.
+def find_folders(root: Path, names: Sequence[str]) -> PhotographSource | None:
+    """Return the first of the folders ``names`` that contains folders with images, the classes.
 
-    Raises DataCorrupt for a class without images.
+    Classes are numbered in alphabetical order. Raises DataCorrupt for a class without images.
     """
     for name in names:
         classes = [folder for folder in sorted((root / name).glob("*")) if folder.is_dir()]
@@ -210,7 +211,7 @@ def find_folders(root: Path, names: Sequence[str]) -> FolderSource | None:
             if empty:
                 raise DataCorrupt(f"{empty[0]}: has no image; next: fill or remove the folder")
             classes_with_images = [files for files in images.values() if files]
-            return FolderSource(
+            return PhotographSource(
                 [file for files in classes_with_images for file in files],
                 [label for label, files in enumerate(classes_with_images) for _ in files],
             )
@@ -221,83 +222,35 @@ def _images_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix.lower() in IMAGE_SUFFIXES)
 
 
-@dataclass(frozen=True)
-class ParquetSource:
-    """Parquet files with the columns ``image`` (``bytes``, ``path``) and ``label``."""
-
-    files: Sequence[Path]
-
-    def __iter__(self) -> Iterator[EncodedImage]:
-        for file in self.files:
-            yield from _read_rows(file)
-
-
-def find_shards(root: Path, names: Sequence[str]) -> ParquetSource | None:
+def find_shards(root: Path, names: Sequence[str]) -> PhotographSource | None:
     """Return the shards ``<name>-*.parquet`` in a folder or its subfolder ``data``."""
     for name in names:
         for folder in (root, root / "data"):
             files = sorted(folder.glob(f"{name}-*.parquet"))
             if files:
-                return ParquetSource(files)
+                return PhotographSource(files)
     return None
-
-
-def _read_rows(file: Path) -> Iterator[EncodedImage]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise ExtraMissing("pyarrow", "images") from None
-    try:
-        with parquet.ParquetFile(file) as shard:
-            columns = ["image.bytes", "image.path", "label"]
-            row = 0
-            for batch in shard.iter_batches(ROWS_PER_READ, columns=columns):
-                lists = (column.to_pylist() for column in batch.columns)
-                for image, label in zip(*lists, strict=True):
-                    image = image or {}
-                    path = f" ({image['path']})" if image.get("path") else ""
-                    yield EncodedImage(f"{file}: row {row}{path}", image.get("bytes"), label)
-                    row += 1
-    except (pyarrow.ArrowException, KeyError, OSError, ValueError) as error:
-        raise DataCorrupt(
-            f"{file}: not readable as Parquet with image.bytes and label: {error}"
-        ) from error
 
 
 # Packing: every photograph is checked once by decoding it.
 #
 # A folder ``photographs-<digest>`` holds per split ``encoded``, ``starts``, ``sizes`` and
-# ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with the entries of these files and the
-# skipped images. The digest is of the sources' names, sizes and modification times, because hashing
+# ``labels`` as ``.npy``, ``names`` as text, and a ``manifest.json`` with the entries of these files
+# and the skipped images. The digest is of the sources' names, sizes and modification times, because hashing
 # hundreds of gigabytes at every start would take too long.
 
 FORMAT_VERSION = 1  # part of the folder's name; increase it if packing changes
 CHECK_BATCH = 256  # images that are checked in parallel
-MAX_VERIFIED_BYTES = 2**32  # larger files are not hashed before a grid
 BadFiles = tuple[tuple[str, str], ...]  # (name, reason)
-
-
-@dataclass(frozen=True)
-class PhotographPack:
-    """The folder of packed photographs and the files that were skipped."""
-
-    folder: Path
-    bad: BadFiles
-
-    def jpegs(self, split: str) -> PackedJpegs:
-        """Memory-map the photographs of a split, ``train`` or ``test``."""
-        arrays = {
-            name: np.load(self.folder / f"{split}-{name}.npy", mmap_mode="r", allow_pickle=False)
-            for name in ("encoded", "starts", "sizes", "labels")
-        }
-        return PackedJpegs(names=self.folder / f"{split}-names.txt", **arrays)
 
 
 def pack_photographs(
     name: str, train: PhotographSource, test: PhotographSource | None, *, verify: bool
-) -> PhotographPack:
-    """Return the pack of these sources; writes it first if it is missing or damaged."""
+) -> tuple[Path, BadFiles]:
+    """Return the folder of these photographs and the skipped files.
+
+    Packs the photographs first if the folder is missing or damaged.
+    """
     splits = {"train": train} | ({"test": test} if test else {})
     key: list[Any] = [FORMAT_VERSION]
     for split, source in splits.items():
@@ -305,33 +258,22 @@ def pack_photographs(
         key.append([split, [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]])
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     folder = cache_root() / f"{name}-{digest}"
-    manifest = _read_manifest(folder, verify)
-    if manifest is None:
-        _write_pack(splits, folder)
-        manifest = json.loads((folder / MANIFEST).read_text())
-    return PhotographPack(folder, tuple((name, reason) for name, reason in manifest["bad"]))
 
-
-def _read_manifest(folder: Path, verify: bool) -> dict[str, Any] | None:
-    try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
-        complete = files_match(
-            folder, manifest["files"], checksums=verify, limit_bytes=MAX_VERIFIED_BYTES
-        )
-        return manifest if complete else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _write_pack(splits: dict[str, PhotographSource], folder: Path) -> None:
-    def fill(temporary: Path) -> None:
+    def fill(temporary: Path) -> dict[str, Any]:
         bad = [
             entry for name, source in splits.items() for entry in _write(source, temporary, name)
         ]
-        files = {file.name: file_entry(file) for file in sorted(temporary.iterdir())}
-        (temporary / MANIFEST).write_text(json.dumps({"files": files, "bad": bad}, indent=1))
+        return {"bad": bad}
 
-    write_folder(folder, fill, lambda path, verify: _read_manifest(path, verify) is not None)
+    bad = load_folder(folder, fill, checksums=verify)["bad"]
+    return folder, tuple((name, reason) for name, reason in bad)
+
+
+def map_jpegs(folder: Path, split: str) -> PackedJpegs:
+    """Memory-map the photographs of a split, ``train`` or ``test``, of a packed folder."""
+    names = ("encoded", "starts", "sizes", "labels")
+    arrays = {name: map_array(folder / f"{split}-{name}.npy") for name in names}
+    return PackedJpegs(names=folder / f"{split}-names.txt", **arrays)
 
 
 def _write(source: PhotographSource, folder: Path, split: str) -> list[tuple[str, str]]:

@@ -19,12 +19,13 @@ from nfold.core.errors import DataCorrupt, DataMissing, MachineUnfit
 from nfold.core.machine import free_memory_bytes
 from nfold.core.serialization import replace_file
 from nfold.data.arrays import Images, first_invalid_label
-from nfold.data.files import cache_root
+from nfold.data.files import data_roots
 from nfold.data.packed_jpegs import (
     PackedJpegs,
     PhotographSource,
     find_folders,
     find_shards,
+    map_jpegs,
     pack_photographs,
 )
 
@@ -83,17 +84,17 @@ class PhotographSet:
 def load(*, verify: bool = False) -> PhotographSet:
     """Load the photographs of the first search folder that has any; packs them if necessary."""
     folder, train, test = _find_sources()
-    pack = pack_photographs(NAME, train, test, verify=verify)
+    packed, bad = pack_photographs(NAME, train, test, verify=verify)
     return PhotographSet(
-        train=pack.jpegs("train"),
-        test=pack.jpegs("test") if test else None,
-        bad=pack.bad,
+        train=map_jpegs(packed, "train"),
+        test=map_jpegs(packed, "test") if test else None,
+        bad=bad,
         folder=folder,
     )
 
 
 def _find_sources() -> tuple[Path, PhotographSource, PhotographSource | None]:
-    folders = search_folders()
+    folders = [root / name for root in data_roots() for name in FOLDERS]
     for folder in folders:
         for find in (find_shards, find_folders):
             train = find(folder, ("train",))
@@ -108,14 +109,6 @@ def _find_sources() -> tuple[Path, PhotographSource, PhotographSource | None]:
         f"class with JPEGs (train/CLASS/*.jpg or CLASS/*.jpg); looked in "
         f"{', '.join(map(str, folders))}; next: set NFOLD_DATA to the folder that has them"
     )
-
-
-def search_folders() -> list[Path]:
-    """Return the folders that are searched for photographs, in order."""
-    chosen = os.environ.get("NFOLD_DATA")
-    roots = [Path(chosen)] if chosen else []
-    roots.append(cache_root() / "data")
-    return [root / name for root in roots for name in FOLDERS]
 
 
 # Decoded photographs in the cache, mapped by all workers. They must fit into the page cache:

@@ -128,7 +128,7 @@ def _check_throttling(span: Sequence[WeightedRow], gpu: int) -> list[Caveat]:
     reasons = [text for bit, text in THROTTLE_BITS.items() if any(mask & bit for mask in masks)]
     if not reasons:
         return []
-    count = sum(any(mask & bit for bit in THROTTLE_BITS) for mask in masks)
+    count = sum(bool(mask & sum(THROTTLE_BITS)) for mask in masks)
     text = f"GPU {gpu} was throttled in {count} of {len(span)} rows ({'; '.join(reasons)})"
     return [Caveat(kind="throttled", text=text)]
 
@@ -210,8 +210,7 @@ def energy_from_counter(
     counter: Sequence[TimedValue], start_s: float, end_s: float
 ) -> float | None:
     """Return the increase of a cumulative counter over the span, interpolated at both ends."""
-    covered = _covered(counter, start_s, end_s)
-    if covered is None:
+    if (covered := _covered(counter, start_s, end_s)) is None:
         return None
     first_s, last_s = covered
     increase = interpolate(counter, last_s) - interpolate(counter, first_s)
@@ -220,8 +219,7 @@ def energy_from_counter(
 
 def energy_from_power(power: Sequence[TimedValue], start_s: float, end_s: float) -> float | None:
     """Integrate power in watts by the trapezoidal rule, interpolated at both ends."""
-    covered = _covered(power, start_s, end_s)
-    if covered is None:
+    if (covered := _covered(power, start_s, end_s)) is None:
         return None
     first_s, last_s = covered
     inside = [point for point in power if first_s < point[0] < last_s]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import pynvml
@@ -81,12 +80,7 @@ class Nvml:
     def __enter__(self) -> Nvml:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -102,8 +96,7 @@ class Nvml:
             return None
 
     def driver_version(self) -> str | None:
-        version = None if self.error else self.query("nvmlSystemGetDriverVersion")
-        return None if version is None else str(version)
+        return None if self.error else _text(self.query("nvmlSystemGetDriverVersion"))
 
     def cards(self, visible: str | None = None) -> tuple[NvmlDevice, ...]:
         """Return the GPUs in CUDA's order that ``CUDA_VISIBLE_DEVICES`` = ``visible`` shows.
@@ -159,17 +152,14 @@ class NvmlDevice:
 
     @functools.cached_property
     def name(self) -> str | None:
-        name = self._query("nvmlDeviceGetName")
-        return None if name is None else str(name)
+        return _text(self._query("nvmlDeviceGetName"))
 
     @functools.cached_property
     def uuid(self) -> str | None:
-        uuid = self._query("nvmlDeviceGetUUID")
-        return None if uuid is None else str(uuid)
+        return _text(self._query("nvmlDeviceGetUUID"))
 
     @functools.cached_property
     def bus_id(self) -> str | None:
-        """The PCI address, ``0000:1b:00.0``."""
         return _address(self._query("nvmlDeviceGetPciInfo"))
 
     def memory_bytes(self) -> int | None:
@@ -181,29 +171,25 @@ class NvmlDevice:
 
     def read_counters(self) -> dict[str, float | None]:
         """Return the fast counters by column: all but PCIe traffic and processes."""
+        reasons = self._query("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:
+            reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
         return {
             telemetry_csv.UTILISATION: self._field("nvmlDeviceGetUtilizationRates", "gpu"),
             telemetry_csv.MEMORY_USED: self.memory_used_bytes(),
             telemetry_csv.POWER: self._scaled("nvmlDeviceGetPowerUsage", scale=1e-3),
             telemetry_csv.TEMPERATURE: self._query("nvmlDeviceGetTemperature", _ON_GPU),
             telemetry_csv.SM_CLOCK: self._query("nvmlDeviceGetClockInfo", _SM),
-            telemetry_csv.THROTTLE_REASONS: self._throttle_reasons(),
+            telemetry_csv.THROTTLE_REASONS: reasons,
             telemetry_csv.ENERGY: self._scaled("nvmlDeviceGetTotalEnergyConsumption", scale=1e-3),
         }
-
-    def _throttle_reasons(self) -> int | None:
-        reasons: int | None = self._query("nvmlDeviceGetCurrentClocksEventReasons")
-        if reasons is None:
-            reasons = self._query("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return reasons
 
     def pcie_traffic(self) -> dict[str, float | None]:
         """Return PCIe bytes per second by column. NVML counts for 20 ms in each of two calls."""
         call = "nvmlDeviceGetPcieThroughput"
         return {
-            telemetry_csv.PCIE_RX: self._scaled(
-                call, _RECEIVED, scale=1e3
-            ),  # KB/s, taken as 1,000 bytes
+            # KB/s, taken as 1,000 bytes
+            telemetry_csv.PCIE_RX: self._scaled(call, _RECEIVED, scale=1e3),
             telemetry_csv.PCIE_TX: self._scaled(call, _TRANSMITTED, scale=1e3),
         }
 
@@ -250,6 +236,10 @@ class NvmlDevice:
         """Return the ``nvmlGpuTopologyLevel_t`` of two GPUs; see ``TOPOLOGY_LEVELS``."""
         level: int | None = self._query("nvmlDeviceGetTopologyCommonAncestor", other.handle)
         return level
+
+
+def _text(answer: Any) -> str | None:
+    return None if answer is None else str(answer)
 
 
 def _address(pci: Any) -> str | None:

@@ -161,8 +161,10 @@ def torch_without_cuda(machine: Machine, facts: MachineFacts) -> Iterator[Obstac
 def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     for card in facts.gpus:
         if card.pids:
+            count = len(card.pids)
+            others = "Another process is" if count == 1 else f"{count} other processes are"
             yield Obstacle(
-                f"{_processes(len(card.pids))} on GPU {card.index} and will share it",
+                f"{others} on GPU {card.index} and will share it",
                 f"nvmlDeviceGetComputeRunningProcesses: {', '.join(map(str, card.pids))}",
             )
         elif (share := _used_share(machine, card)) > FOREIGN_MEMORY_SHARE:
@@ -171,10 +173,6 @@ def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
                 "that are not visible from here",
                 f"nvmlDeviceGetMemoryInfo: {card.memory_used_bytes} bytes used",
             )
-
-
-def _processes(count: int) -> str:
-    return "Another process is" if count == 1 else f"{count} other processes are"
 
 
 def _used_share(machine: Machine, card: GpuFacts) -> float:

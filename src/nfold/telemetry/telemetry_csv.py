@@ -51,17 +51,14 @@ RANK_COLUMNS = (RANK_CPU, RANK_RSS)
 
 
 def gpu_column(gpu: int, what: str) -> str:
-    """Return a name such as ``gpu0_power_w``."""
     return f"gpu{gpu}_{what}"
 
 
 def rank_column(rank: int, what: str) -> str:
-    """Return a name such as ``rank0_rss_bytes``."""
     return f"rank{rank}_{what}"
 
 
 def column_names(gpus: Iterable[int], ranks: Iterable[int]) -> list[str]:
-    """Return all columns for these GPUs and ranks."""
     per_gpu = [gpu_column(gpu, what) for gpu in sorted(gpus) for what in GPU_COLUMNS]
     per_rank = [rank_column(rank, what) for rank in sorted(ranks) for what in RANK_COLUMNS]
     return [*HOST_COLUMNS, *per_gpu, *per_rank]

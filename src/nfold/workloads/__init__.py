@@ -7,6 +7,7 @@ import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nfold.core import fingerprint
@@ -46,16 +47,16 @@ class Network:
 
 def network(name: str, library: str) -> Network:
     """Return the functions of workload ``name`` for ``library``, ``torch`` or ``keras``."""
+    networks = importlib.import_module(f"nfold.workloads.{library}_networks")
+    optimizer = partial(networks.create_optimizer, info(name))
     if name in _PACKAGES:
-        path, prefix = f"nfold.workloads.{name}.{library}", ""
-    else:
-        path, prefix = f"nfold.workloads.{library}_networks", f"{name}_"
-    module = importlib.import_module(path)
-    return Network(*(getattr(module, f"{prefix}{part}") for part in ("model", "optimizer", "loss")))
+        module = importlib.import_module(f"nfold.workloads.{name}.{library}")
+        return Network(module.model, optimizer, module.loss)
+    return Network(getattr(networks, f"{name}_model"), optimizer, networks.cross_entropy)
 
 
 def is_operation(workload: Workload) -> bool:
-    """Whether the workload is one timed computation instead of a training."""
+    """Return whether the workload is one timed computation instead of a training."""
     return workload.function_reference is None and info(workload.name).kind == "operation"
 
 
@@ -81,12 +82,12 @@ def parameters(workload: Workload) -> dict[str, int]:
         if name not in values:
             raise UnknownValue(f"parameter of {workload.name}", name, values)
         parameter = workload_info.parameters[name]
-        above = parameter.maximum is not None and value > parameter.maximum
-        if value < parameter.minimum or above:
-            upper = "" if parameter.maximum is None else f" to {parameter.maximum}"
+        minimum, maximum = parameter.minimum, parameter.maximum
+        if value < minimum or (maximum is not None and value > maximum):
+            upper = "" if maximum is None else f" to {maximum}"
             raise UsageError(
                 f"parameter {name}={value} of {workload.name}: allowed are whole numbers from "
-                f"{parameter.minimum}{upper}"
+                f"{minimum}{upper}"
             )
         values[name] = value
     reason = workload_info.check_parameters(values)

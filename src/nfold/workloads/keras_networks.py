@@ -16,6 +16,7 @@ import keras
 from keras import layers, ops
 
 from nfold.workloads import networks
+from nfold.workloads.workload_info import WorkloadInfo
 
 KerasTensor = Any
 LearningRate = Any  # A learning rate: a number, or a schedule over steps
@@ -83,20 +84,11 @@ class LayerBuilder:
         )
         return norm(x)
 
-    def relu(self, x: KerasTensor) -> KerasTensor:
-        return layers.ReLU()(x)
-
     def max_pool(self, x: KerasTensor) -> KerasTensor:
         return layers.MaxPooling2D(2, data_format=self.layout)(x)
 
-    def mean_pool(self, x: KerasTensor) -> KerasTensor:
-        return layers.AveragePooling2D(2, data_format=self.layout)(x)
-
     def global_mean_pool(self, x: KerasTensor) -> KerasTensor:
         return layers.GlobalAveragePooling2D(data_format=self.layout)(x)
-
-    def flatten(self, x: KerasTensor) -> KerasTensor:
-        return layers.Flatten()(x)
 
     def dense(self, name: str, x: KerasTensor, outputs: int) -> KerasTensor:
         draw = fan_in_uniform(x.shape[-1])
@@ -155,33 +147,28 @@ class MixedSGD(keras.optimizers.LossScaleOptimizer):
         super().__init__(inner, initial_scale=2.0**16, dynamic_growth_steps=2000)
 
 
-digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
+def create_optimizer(
+    info: WorkloadInfo, _: Mapping[str, int], schedule: LearningRate = None
+) -> SGD:
+    return SGD(schedule or info.learning_rate, decay=info.weight_decay)
 
 
 def digits_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     build = LayerBuilder(layout)
     x = images = build.input_images(networks.DIGITS_SIDE, 1)
     for name in ("0", "2", "4"):
-        x = build.relu(build.convolution(name, x, networks.DIGITS_CHANNELS, 3))
-    x = build.flatten(build.max_pool(x))
+        x = layers.ReLU()(build.convolution(name, x, networks.DIGITS_CHANNELS, 3))
+    x = layers.Flatten()(build.max_pool(x))
     return keras.Model(images, build.dense("8", x, classes))
-
-
-def digits_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or networks.DIGITS_RATE)
 
 
 def mnist_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     build = LayerBuilder(layout)
     images = build.input_images(28, 1)
-    x = build.max_pool(build.relu(build.convolution("0", images, 32, 5)))
-    x = build.max_pool(build.relu(build.convolution("3", x, 64, 5)))
-    x = build.relu(build.dense("7", build.flatten(x), 1024))
+    x = build.max_pool(layers.ReLU()(build.convolution("0", images, 32, 5)))
+    x = build.max_pool(layers.ReLU()(build.convolution("3", x, 64, 5)))
+    x = layers.ReLU()(build.dense("7", layers.Flatten()(x), 1024))
     return keras.Model(images, build.dense("10", layers.Dropout(0.4)(x), classes))
-
-
-def mnist_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or networks.MNIST_RATE)
 
 
 def cnn10_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
@@ -190,16 +177,12 @@ def cnn10_model(_: Mapping[str, int], classes: int, layout: str) -> keras.Model:
     index = 0
     for stage, channels in enumerate(networks.CNN10_STAGES):
         if stage:
-            x, index = build.mean_pool(x), index + 1
+            x, index = layers.AveragePooling2D(2, data_format=layout)(x), index + 1
         for _layer in range(3):
             x = build.convolution(str(index), x, channels, 3, bias=False)
-            x = build.relu(build.batch_norm(str(index + 1), x))
+            x = layers.ReLU()(build.batch_norm(str(index + 1), x))
             index += 3
     return keras.Model(images, build.dense(str(index + 2), build.global_mean_pool(x), classes))
-
-
-def cnn10_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or networks.CNN10_RATE, decay=networks.CNN10_WEIGHT_DECAY)
 
 
 def wide_resnet_model(parameters: Mapping[str, int], classes: int, layout: str) -> keras.Model:
@@ -214,7 +197,7 @@ def wide_resnet_model(parameters: Mapping[str, int], classes: int, layout: str) 
             stride = 2 if stage and not block else 1
             x = _wide_resnet_block(build, str(index), x, base * parameters["width"], stride)
             index += 1
-    x = build.global_mean_pool(build.relu(build.batch_norm(str(index), x)))
+    x = build.global_mean_pool(layers.ReLU()(build.batch_norm(str(index), x)))
     return keras.Model(images, build.dense(str(index + 4), x, classes))
 
 
@@ -222,13 +205,9 @@ def _wide_resnet_block(
     build: LayerBuilder, name: str, x: KerasTensor, outputs: int, stride: int
 ) -> KerasTensor:
     convolution = partial(build.convolution, bias=False, kernel=fan_out_normal())
-    active = build.relu(build.batch_norm(f"{name}_norm1", x))
+    active = layers.ReLU()(build.batch_norm(f"{name}_norm1", x))
     inner = convolution(f"{name}_convolution1", active, outputs, 3, stride=stride)
     if x.shape[build.channel_axis] != outputs:
         x = convolution(f"{name}_shortcut", active, outputs, 1, stride=stride)
-    inner = build.relu(build.batch_norm(f"{name}_norm2", inner))
+    inner = layers.ReLU()(build.batch_norm(f"{name}_norm2", inner))
     return layers.Add()([x, convolution(f"{name}_convolution2", inner, outputs, 3)])
-
-
-def wide_resnet_optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or networks.WIDE_RESNET_RATE, decay=networks.WIDE_RESNET_WEIGHT_DECAY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from nfold.core.plan import WorkloadDefaults
 from nfold.workloads.workload_info import (
@@ -16,7 +17,6 @@ from nfold.workloads.workload_info import (
 
 DIGITS_CHANNELS = 48
 DIGITS_SIDE = 8
-DIGITS_RATE = 0.05
 
 
 def digits_flop(_: object) -> float:
@@ -33,11 +33,9 @@ DIGITS = WorkloadInfo(
     training_samples=1_437,
     parameters={"samples": TRAIN_SAMPLES},
     defaults=WorkloadDefaults(batch=128, epochs=10, data_bytes=1_437 * 8 * 8),
+    learning_rate=0.05,
     flop_per_sample=digits_flop,
 )
-
-
-MNIST_RATE = 0.02
 
 
 def mnist_flop(_: object) -> float:
@@ -56,13 +54,26 @@ MNIST = WorkloadInfo(
     training_samples=60_000,
     parameters={"samples": TRAIN_SAMPLES},
     defaults=WorkloadDefaults(batch=100, epochs=3, data_bytes=60_000 * 28 * 28),
+    learning_rate=0.02,
     flop_per_sample=mnist_flop,
 )
 
 
+_CIFAR10_PARAMETERS = {
+    "samples": TRAIN_SAMPLES,
+    "test_samples": TEST_SAMPLES,
+    "peak": PEAK_RATE,
+    "cutout": CUTOUT_SIDE,
+}
+_cifar10_info = partial(
+    WorkloadInfo,
+    dataset="cifar10",
+    training_samples=50_000,
+    defaults=WorkloadDefaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
+    weight_decay=5e-4,
+    augmentation=(("crop", 4), ("flip", 0)),
+)
 CNN10_STAGES = (64, 128, 256)  # channels of the three stages of three 3 × 3 convolutions
-CNN10_RATE = 0.05
-CNN10_WEIGHT_DECAY = 5e-4
 
 
 def cnn10_flop(_: object) -> float:
@@ -75,31 +86,21 @@ def cnn10_flop(_: object) -> float:
     return 3 * 2 * (total + CNN10_STAGES[-1] * 10)
 
 
-CNN10 = WorkloadInfo(
+CNN10 = _cifar10_info(
     name="cnn10",
     summary="nine convolutions with batch norm and a dense layer on CIFAR-10: 1.9 M parameters",
     source=(
         "the 10-layer CNN of a 2019 field report on two GPUs: three stages of three 3 × 3 "
         "convolutions, batch norm, ReLU; average pooling; data: A. Krizhevsky, 2009"
     ),
-    dataset="cifar10",
-    training_samples=50_000,
-    parameters={
-        "samples": TRAIN_SAMPLES,
-        "test_samples": TEST_SAMPLES,
-        "peak": PEAK_RATE,
-        "cutout": CUTOUT_SIDE,
-    },
-    defaults=WorkloadDefaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
-    augmentation=(("crop", 4), ("flip", 0)),
+    parameters=_CIFAR10_PARAMETERS,
+    learning_rate=0.05,
     flop_per_sample=cnn10_flop,
 )
 
 
 # Channels of the three stages before widening; the first convolution has 16
 WIDE_RESNET_STAGES = (16, 32, 64)
-WIDE_RESNET_RATE = 0.1  # the initial rate of the paper
-WIDE_RESNET_WEIGHT_DECAY = 5e-4
 
 
 def blocks_per_stage(depth: int) -> int:
@@ -130,22 +131,16 @@ def wide_resnet_flop(parameters: Mapping[str, int]) -> float:
     return 3 * 2 * (total + inputs * 10)
 
 
-WIDE_RESNET = WorkloadInfo(
+WIDE_RESNET = _cifar10_info(
     name="wide_resnet",
     summary="WRN-d-k on CIFAR-10, 28-10 by default (36.5 M parameters), any depth 6n + 4 and width",
     source="S. Zagoruyko and N. Komodakis, Wide Residual Networks (BMVC 2016), without dropout",
-    dataset="cifar10",
-    training_samples=50_000,
     parameters={
         "depth": WorkloadParameter(default=28, help="layers, 6n + 4", minimum=10),
         "width": WorkloadParameter(default=10, help="factor on the channels of every stage"),
-        "samples": TRAIN_SAMPLES,
-        "test_samples": TEST_SAMPLES,
-        "peak": PEAK_RATE,
-        "cutout": CUTOUT_SIDE,
+        **_CIFAR10_PARAMETERS,
     },
-    defaults=WorkloadDefaults(batch=128, epochs=1, data_bytes=50_000 * 32 * 32 * 3),
-    augmentation=(("crop", 4), ("flip", 0)),
+    learning_rate=0.1,  # the initial rate of the paper
     flop_per_sample=wide_resnet_flop,
     check_parameters=impossible_depth,
 )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nfold.workloads import networks
+from nfold.workloads.workload_info import WorkloadInfo
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -37,7 +38,10 @@ def sgd(
     return optimizer
 
 
-digits_loss = mnist_loss = cnn10_loss = wide_resnet_loss = cross_entropy
+def create_optimizer(
+    info: WorkloadInfo, module: nn.Module, _: Mapping[str, int]
+) -> torch.optim.Optimizer:
+    return sgd(module, info.learning_rate, weight_decay=info.weight_decay)
 
 
 def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
@@ -52,10 +56,6 @@ def digits_model(_: Mapping[str, int], classes: int) -> nn.Module:
         nn.Flatten(),
         nn.Linear(networks.DIGITS_CHANNELS * (networks.DIGITS_SIDE // 2) ** 2, classes),
     )
-
-
-def digits_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, networks.DIGITS_RATE)
 
 
 def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
@@ -74,10 +74,6 @@ def mnist_model(_: Mapping[str, int], classes: int) -> nn.Module:
     )
 
 
-def mnist_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, networks.MNIST_RATE)
-
-
 def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
     layers: list[nn.Module] = []
     inputs = 3
@@ -90,10 +86,6 @@ def cnn10_model(_: Mapping[str, int], classes: int) -> nn.Module:
             inputs = channels
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)]
     return nn.Sequential(*layers, *head)
-
-
-def cnn10_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, networks.CNN10_RATE, weight_decay=networks.CNN10_WEIGHT_DECAY)
 
 
 class WideResNetBlock(nn.Module):
@@ -135,7 +127,3 @@ def wide_resnet_model(parameters: Mapping[str, int], classes: int) -> nn.Module:
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
     return module
-
-
-def wide_resnet_optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    return sgd(module, networks.WIDE_RESNET_RATE, weight_decay=networks.WIDE_RESNET_WEIGHT_DECAY)

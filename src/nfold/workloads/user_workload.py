@@ -1,6 +1,9 @@
 """User workloads: import the module, call the function, check the ``Training`` it returns.
 
-Imported by the ranks and by the child process of ``describe.py``, never by the parent.
+    python -P -m nfold.workloads.user_workload MODULE:FUNCTION
+
+calls the function with its defaults and prints ``UserWorkloadInfo`` or ``{"error": ...}`` as JSON.
+Output of the module goes to standard error. Ranks import this file; the parent runs the command.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -22,9 +26,11 @@ import numpy.typing as npt
 
 from nfold.core.errors import UnknownValue, UsageError, closest_first
 from nfold.core.image_augmentation import MAX_CHANNELS, check_augmentations
+from nfold.core.parent_death import die_with_parent
+from nfold.core.serialization import serialize
 from nfold.core.source_location import error_location
 from nfold.core.workload import Training, Workload
-from nfold.workloads.workload_info import manual_command
+from nfold.workloads.workload_info import UserWorkloadInfo, manual_command
 
 Array = npt.NDArray[Any]
 ArrayPair = tuple[Array, Array]  # samples [n, ...] and their targets [n, ...]
@@ -44,7 +50,7 @@ class UserWorkload:
 
     @property
     def has_images(self) -> bool:
-        """Whether the samples are uint8 images, to be augmented and normalised on the device."""
+        """Return whether the samples are uint8 images, to be augmented and normalised on the device."""
         samples = self.train[0]
         channels = samples.shape[-1] if samples.ndim == 4 else 0
         return samples.dtype == np.uint8 and 1 <= channels <= MAX_CHANNELS
@@ -209,3 +215,40 @@ def _describe_array(array: Array) -> str:
 
 def _type_name(value: object) -> str:
     return type(value).__name__
+
+
+def main() -> None:
+    die_with_parent()
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        answer: Any = serialize(describe(Workload(name=sys.argv[1])))
+    except UsageError as error:
+        answer = {"error": str(error)}
+    output.write(json.dumps(answer))
+    output.close()
+
+
+def describe(workload: Workload) -> UserWorkloadInfo:
+    """Call the workload's function with its defaults, and create the optimizer as a check."""
+    function = load_function(workload)
+    parameters = integer_parameters(workload, function)
+    loaded = call_user_workload(workload)
+    training = loaded.training
+    with translate_user_errors(workload):
+        training.optimizer(training.model)
+    return UserWorkloadInfo(
+        code=code_digest(workload),
+        summary=(inspect.getdoc(function) or "").split("\n")[0],
+        parameters=parameters,
+        samples=len(loaded.train[0]),
+        data_bytes=sum(array.nbytes for array in loaded.train),
+        parameter_count=sum(parameter.numel() for parameter in training.model.parameters()),
+        batch=training.batch,
+        epochs=training.epochs,
+        augmentation=training.augmentation,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -27,7 +27,6 @@ class WorkloadParameter:
     maximum: int | None = None
 
 
-# The parameter that every workload with a data set has
 TRAIN_SAMPLES = WorkloadParameter(default=0, help="training samples; 0: all", minimum=0)
 TEST_SAMPLES = WorkloadParameter(default=0, help="test samples; 0: all", minimum=0)
 PEAK_RATE = WorkloadParameter(
@@ -59,6 +58,8 @@ class WorkloadInfo:
     training_samples: int = 0  # of the published training set; a copy may hold fewer
     parameters: Mapping[str, WorkloadParameter] = field(default_factory=dict)
     defaults: WorkloadDefaults
+    learning_rate: float = 0.0  # of SGD; of a user workload, the function sets it
+    weight_decay: float = 0.0
     augmentation: tuple[tuple[str, int], ...] = ()
     flop_per_sample: Callable[[Mapping[str, int]], float]
     check_parameters: Callable[[Mapping[str, int]], str | None] = lambda _: None
@@ -69,7 +70,7 @@ class WorkloadInfo:
         return (*self.augmentation, ("cutout", side)) if side else self.augmentation
 
 
-# A child process (``describe.py``) describes user workloads: the parent does not import torch.
+# A child process describes user workloads: the parent does not import torch.
 
 MAX_PARAMETER = 10**18
 FLOP_PER_PARAMETER = 6.0  # per sample: one multiply-add forward, two backward; dense layers only
@@ -77,7 +78,7 @@ FLOP_PER_PARAMETER = 6.0  # per sample: one multiply-add forward, two backward; 
 
 @dataclass(frozen=True, kw_only=True)
 class UserWorkloadInfo:
-    """Description of a user workload, as ``describe.py`` prints it.
+    """Description of a user workload, as the child process prints it.
 
     ``parameters`` are the function's integer parameters with their defaults; ``data_bytes`` is the
     size of the training set.
@@ -122,9 +123,8 @@ def inspect_user_workload(name: str) -> UserWorkloadInfo:
 
 @functools.cache
 def _inspect_cached(name: str, folder: str) -> UserWorkloadInfo:
-    command = (sys.executable, "-P", "-m", "nfold.workloads.describe", name)
     completed = subprocess.run(
-        command,
+        (sys.executable, "-P", "-m", "nfold.workloads.user_workload", name),
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,

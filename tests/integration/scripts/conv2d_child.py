@@ -16,7 +16,7 @@ from nfold.core.workload import Workload
 from nfold.engines.base import Observer, Task, get_framework
 from nfold.engines.keras.trainer import run_operation
 from nfold.workloads import info
-from nfold.workloads.conv2d import array_device
+from nfold.workloads.conv2d import array_device, device
 from nfold.workloads.conv2d.problem import Array
 
 array_device.ArrayDevice.eviction_bytes = 1024
@@ -49,7 +49,7 @@ def main() -> None:
     """``NAME`` and cases as JSON: [workload, changes of the plan] each; then a planted mistake."""
     name, cases = sys.argv[1], json.loads(sys.argv[2])
     found = [run(name, workload, changes) for workload, changes in cases]
-    vars(array_device)["to_correlation"] = unturned
+    vars(device)["to_correlation"] = unturned
     try:
         found.append(run(name, "conv2d:size=9", {}))
     except Mismatch as error:

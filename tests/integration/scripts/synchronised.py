@@ -172,7 +172,7 @@ def training(rank: int, world_size: int, **changes: Any) -> list[float]:
     asked = {**length, "input": "resident", **changes}
     task = made.task(rank=rank, world_size=world_size, workload=WORKLOAD, **asked)
     trainer_module.build_preparation = in_double  # type: ignore[attr-defined,assignment]
-    definition.wide_resnet_loss = nn.functional.cross_entropy  # type: ignore[assignment]
+    definition.cross_entropy = nn.functional.cross_entropy  # type: ignore[assignment]
     trainer = trainer_module.Trainer(task, open_devices(task))
     found = []
     for batch in trainer.source:

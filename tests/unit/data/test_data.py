@@ -62,7 +62,7 @@ def test_an_unknown_set_lists_the_known_ones() -> None:
         data.prepare("mnits")
 
 
-@pytest.mark.parametrize("name", data.DATA_SET_MODULES)
+@pytest.mark.parametrize("name", data.DATA_SETS)
 def test_every_name_is_its_data_sets(name: str) -> None:
     assert data._data_set(name).name == name
 

@@ -96,7 +96,7 @@ def test_manifest_has_sizes_and_digests(data_set: DataSetSpec, own_cache: Path) 
     manifest = json.loads((folder(own_cache) / "manifest.json").read_text())
     images = folder(own_cache) / "train_images.npy"
     assert manifest["sources"] == {"a.bin": sha256(b"source").hexdigest()}
-    assert manifest["arrays"]["train_images"] == {
+    assert manifest["files"]["train_images.npy"] == {
         "bytes": images.stat().st_size,
         "sha256": sha256(images.read_bytes()).hexdigest(),
     }
@@ -118,7 +118,7 @@ def remove(cached: Path) -> None:
 
 
 def garble(cached: Path) -> None:
-    (cached / "manifest.json").write_text('{"arrays": [')
+    (cached / "manifest.json").write_text('{"files": [')
 
 
 def empty(cached: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_pickle_in_the_cache_is_not_read(data_set: DataSetSpec, own_cache: Pat
     images = folder(own_cache) / "train_images.npy"
     np.save(images, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     manifest = json.loads((folder(own_cache) / "manifest.json").read_text())
-    manifest["arrays"]["train_images"]["bytes"] = images.stat().st_size
+    manifest["files"]["train_images.npy"]["bytes"] = images.stat().st_size
     (folder(own_cache) / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="object"):
         cache.load(data_set, verify=False)

@@ -13,7 +13,7 @@ import pytest
 
 import measured
 from nfold.core.errors import StoreUnusable
-from nfold.store import database
+from nfold.store import store as database
 from nfold.store.store import DATABASE_FILE, Store
 
 

@@ -10,6 +10,7 @@ from nfold import data, workloads
 from nfold.core import fingerprint
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.workload import Workload
+from nfold.data import photographs
 
 TRAINING = [name for name in workloads.NAMES if workloads.info(name).kind == "training"]
 
@@ -25,7 +26,7 @@ def test_every_workload_has_a_description(name: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_workload_has_real_data_and_a_limit_on_it(name: str) -> None:
     known = workloads.info(name)
-    assert known.dataset in {*data.DATA_SET_MODULES, data.PHOTOGRAPHS}
+    assert known.dataset in {*data.DATA_SETS, photographs.NAME}
     assert workloads.parameters(Workload.parse(name))["samples"] == 0
     assert workloads.parameters(Workload.parse(f"{name}:samples=2000"))["samples"] == 2000
 

@@ -44,12 +44,12 @@ def test_images_are_cropped_and_flipped() -> None:
 def test_steps_on_one_batch_bring_its_loss_down() -> None:
     torch.manual_seed(0)
     module = definition.cnn10_model(VALUES, 10)
-    optimizer = definition.cnn10_optimizer(module, VALUES)
+    optimizer = workloads.network("cnn10", "torch").optimizer(module, VALUES)
     images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
     losses = []
     for _ in range(6):
         optimizer.zero_grad()
-        loss = definition.cnn10_loss(module(images), labels)
+        loss = definition.cross_entropy(module(images), labels)
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())

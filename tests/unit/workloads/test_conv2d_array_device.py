@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nfold.core.errors import Mismatch, Unsupported
+from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
-    DeviceSetup,
     NumpyHostBuffers,
     run_devices,
     same_padding,
 )
 from nfold.workloads.conv2d.device import ConvDevice
-from nfold.workloads.conv2d.problem import Array
-from nfold.workloads.conv2d.process import ConvResult, ConvTask
+from nfold.workloads.conv2d.problem import Array, ConvTask
+from nfold.workloads.conv2d.process import ConvResult
 
 PLAN = Plan(
     framework="tensorflow",
@@ -47,15 +46,15 @@ def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
 class NumpyDevice(ArrayDevice):
     """Correlates by shifted sums, in either layout."""
 
-    def to_device(self, values: Array) -> Array:
-        return values.copy()
+    def create_input(self, images: Array) -> Array:
+        return images.copy()
 
     def to_host(self, value: Any) -> Array:
         found: Array = value
         return found
 
     def convolve(self, images: Any, filters: Any) -> Any:
-        last = self.setup.layout == "channels_last"
+        last = self.plan.layout == "channels_last"
         x = images if last else images.transpose(0, 2, 3, 1)
         width, size = len(filters), x.shape[1]
         padded = np.pad(x, [(0, 0), same_padding(width), same_padding(width), (0, 0)])
@@ -73,12 +72,9 @@ class NumpyDevice(ArrayDevice):
         assert all(isinstance(value, np.ndarray) for value in values)
 
 
-def run(
-    plan: Plan = PLAN, device_class: type[NumpyDevice] = NumpyDevice, **parameters: int
-) -> ConvResult:
-    known = {"size": 9, "channels": 2, "filter": 4, "copy_only": 0, **parameters}
-    task = ConvTask(
-        parameters=known,
+def task(plan: Plan = PLAN, **parameters: int) -> ConvTask:
+    return ConvTask(
+        parameters={"size": 9, "channels": 2, "filter": 4, "copy_only": 0, **parameters},
         plan=plan,
         rank=0,
         world_size=1,
@@ -86,8 +82,15 @@ def run(
         barrier=lambda: None,
         beat=lambda done, planned: None,
     )
+
+
+def run(
+    plan: Plan = PLAN, device_class: type[NumpyDevice] = NumpyDevice, **parameters: int
+) -> ConvResult:
     ticks = iter(range(10**6))
-    return run_devices(task, device_class, lambda: 77, lambda: float(next(ticks)))
+    return run_devices(
+        task(plan, **parameters), device_class, lambda: 77, lambda: float(next(ticks))
+    )
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "channels_first"])
@@ -139,20 +142,6 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
             super().compute()
             log.append("compute")
 
-    setup = DeviceSetup(
-        device=0,
-        images=slice(0, 1),
-        layout="channels_last",
-        step="graph",
-        on_gpu=False,
-        peak_memory_bytes=lambda: 0,
-    )
-    ones = np.ones((1, 1, 3, 3), np.float32)
-    host = NumpyHostBuffers.of(np.ones((1, 1, 6, 6), np.float32), "channels_last")
-    Logged(setup, host, ones, ones / np.float32(9)).warm()
+    host = NumpyHostBuffers.of(np.ones((5, 2, 9, 9), np.float32), "channels_last")
+    Logged(task(), 0, host).warm()
     assert log == ["wait", "compute", "wait", "compute", "wait"]
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(Unsupported, match="bf16"):
-        run(PLAN.edit(precision="bf16"))

@@ -14,30 +14,24 @@ import pytest
 from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
 from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
-from nfold.workloads.conv2d.problem import AnyFloat, Array, ConvProblem, scipy_reference
+from nfold.workloads.conv2d.problem import AnyFloat, Array, ConvProblem, ConvTask, scipy_reference
 from nfold.workloads.conv2d.process import (
     SCIPY_LIBRARIES,
+    Convolve,
     ConvProcess,
-    ConvTask,
-    LibraryConvolution,
     first_call,
     images_within_limit,
     measure_library,
 )
 from nfold.workloads.conv2d.torch import torch_on_cpu
 
+BASELINES = {**SCIPY_LIBRARIES, **torch_on_cpu(1)}
 PROBLEM = ConvProblem(images=5, channels=1, size=6, filter=3, copy_only=False, seed=0)
 
 
 class FakeHost(HostBuffers):
-    def __init__(self, images: Array) -> None:
-        self.images, self.results = images, np.zeros_like(images)
-
-    def inputs(self, places: Sequence[int]) -> Array:
-        return self.images[list(places)]
-
-    def outputs(self, places: Sequence[int]) -> Array:
-        return self.results[list(places)]
+    def to_float32(self, values: Array, places: Sequence[int]) -> Array:
+        return values[list(places)]
 
     def fill_nan(self) -> None:
         self.results[:] = np.nan
@@ -60,8 +54,14 @@ class FakeDevice(ConvDevice[FakeHost]):
     def finish(self) -> None:
         self.log.append("finish")
 
-    def set_filters(self, filters: Array) -> None:
-        self.filters = filters
+    def create_input(self, images: Array) -> Array:
+        return images
+
+    def copy_input(self) -> Array:
+        return self.input
+
+    def create_filters(self, filters: Array) -> Array:
+        return filters[..., ::-1, ::-1]
 
     def upload(self, host: FakeHost) -> None:
         self.log.append("upload")
@@ -73,7 +73,7 @@ class FakeDevice(ConvDevice[FakeHost]):
 
     def pass_through(self) -> None:
         self.log.append("skip")
-        self.result = self.input
+        super().pass_through()
 
     def download(self, host: FakeHost) -> None:
         self.log.append("download")
@@ -96,7 +96,10 @@ def made(
     log: list[str] = []
     lanes = [FakeDevice(slice(0, 2), 1.0, log), FakeDevice(slice(2, 5), 3.0, log)]
     images = problem.make_images(range(5))
-    hosts = {"pageable": FakeHost(images), "pinned": FakeHost(images)}
+    hosts = {
+        kind: FakeHost(images=images, results=np.zeros_like(images))
+        for kind in ("pageable", "pinned")
+    }
     process = ConvProcess(
         problem=problem,
         devices=lanes,
@@ -112,7 +115,7 @@ def made(
 
 def test_devices_alternate_actions_and_finish_last() -> None:
     process, hosts, log = made()
-    process.end_to_end(hosts["pinned"])
+    process.round_trip(hosts["pinned"])
     each = ["upload", "compute", "download", "finish"]
     assert log == [action for action in each for _ in range(2)]
 
@@ -130,7 +133,7 @@ def test_devices_with_different_action_counts_alternate(
     for lane, names in zip(process.devices, ("ab", "cde"), strict=True):
         steps = [partial(log.append, name) for name in names]
         monkeypatch.setattr(lane, "round_trip", partial(_these, steps))
-    process.end_to_end(hosts["pinned"])
+    process.round_trip(hosts["pinned"])
     assert log == ["a", "c", "b", "d", "e", "finish", "finish"]
 
 
@@ -218,17 +221,15 @@ def test_an_experiment_times_one_way_and_without_copies_what_is_on_the_devices(
     assert log == [action for action in told for _ in range(2)]
 
 
-@pytest.mark.parametrize("baseline", [*SCIPY_LIBRARIES, torch_on_cpu(1)], ids=lambda b: b.name)
+@pytest.mark.parametrize("baseline", BASELINES.values(), ids=BASELINES)
 @pytest.mark.parametrize("width", [3, 5, 10])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_baselines_agree_with_the_reference(
-    baseline: LibraryConvolution, width: int, channels: int
-) -> None:
+def test_baselines_agree_with_the_reference(baseline: Convolve, width: int, channels: int) -> None:
     problem = ConvProblem(
         images=2, channels=channels, size=12, filter=width, copy_only=False, seed=0
     )
     images, filters = problem.make_images(range(2)), problem.random_filter()
-    found, expected = baseline.convolve(images, filters), scipy_reference(images, filters)
+    found, expected = baseline(images, filters), scipy_reference(images, filters)
     assert found.dtype == np.float32
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
@@ -237,16 +238,18 @@ def test_torch_on_cpu_names_and_restores_threads() -> None:
     import torch
 
     before = torch.get_num_threads()
-    baseline = torch_on_cpu(before + 1)
-    baseline.convolve(np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32))
-    assert f"{before + 1} threads" in baseline.name
+    ((name, baseline),) = torch_on_cpu(before + 1).items()
+    baseline(np.ones((1, 1, 4, 4), np.float32), np.ones((1, 1, 3, 3), np.float32))
+    assert f"{before + 1} threads" in name
     assert torch.get_num_threads() == before
 
 
 def test_a_part_of_a_baseline_is_marked_and_counts_what_it_did() -> None:
     problem = ConvProblem(images=6, channels=1, size=8, filter=3, copy_only=False, seed=0)
     ticks = itertools.count()
-    part = measure_library(SCIPY_LIBRARIES[0], problem, lambda: next(ticks) / 1000)
+    part = measure_library(
+        *next(iter(SCIPY_LIBRARIES.items())), problem, lambda: next(ticks) / 1000
+    )
     assert part.baseline
     assert (part.images, part.bytes, part.note) == (6, 2 * 6 * 64 * 4, "")
     assert part.seconds == pytest.approx([0.001] * 3)
@@ -262,14 +265,14 @@ def test_slow_library_gets_fewer_images_with_a_note() -> None:
         now[0] += 0.1 * len(images)
         return images
 
-    part = measure_library(LibraryConvolution(name="slow", convolve=slow), problem, lambda: now[0])
+    part = measure_library("slow", slow, problem, lambda: now[0])
     assert part.images == seen[-1] == images_within_limit(0.1, 100)
     assert 1 <= part.images < 100
     assert part.note == f"on {part.images} of 100 images"
     assert images_within_limit(60.0, 100) == 1
 
 
-def task(rank: int = 1, cores_per_device: int = 1) -> ConvTask[str]:
+def task(rank: int = 1, cores_per_device: int = 1) -> ConvTask:
     return ConvTask(
         parameters={"size": 4, "channels": 1, "filter": 3, "copy_only": 0},
         plan=Plan(batch=7, devices=3, cores_per_device=cores_per_device),
@@ -308,7 +311,7 @@ def test_the_first_call_has_the_beginning_in_it() -> None:
         spend(2.0)
         problem = SimpleNamespace(images=7)
         return SimpleNamespace(
-            problem=problem, one_way_bytes=10, end_to_end=lambda host: spend(host)
+            problem=problem, one_way_bytes=10, round_trip=lambda host: spend(host)
         )
 
     _, part = first_call(begin, 0.5, "why", lambda: now[0])  # type: ignore[arg-type, type-var]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nfold.workloads.conv2d.timing import MIN_CALLS, CallTimer, TimedCall, window_sizes
+from nfold.workloads.conv2d.process import MIN_CALLS, CallTimer, TimedCall, window_sizes
 
 
 class Scene:

@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from nfold.core.errors import Mismatch, Unsupported
+from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
-from nfold.workloads.conv2d import torch_devices
+from nfold.workloads.conv2d import device
 from nfold.workloads.conv2d.device import ConvDevice
-from nfold.workloads.conv2d.problem import Array, scipy_reference, to_correlation
-from nfold.workloads.conv2d.process import ConvResult, ConvTask
-from nfold.workloads.conv2d.torch import run_parts
-from nfold.workloads.conv2d.torch_devices import TensorFormat, TorchCpuDevice, convolve
+from nfold.workloads.conv2d.problem import Array, ConvTask, scipy_reference, to_correlation
+from nfold.workloads.conv2d.process import ConvResult
+from nfold.workloads.conv2d.torch import (
+    TorchCpuDevice,
+    TorchHostBuffers,
+    convolve,
+    run_parts,
+    to_tensor,
+)
 
 CPU = torch.device("cpu")
 PLAN = Plan(
@@ -49,7 +54,7 @@ def task(
     devices: int = 1,
     barrier: Callable[[], None] = lambda: None,
     **parameters: int,
-) -> ConvTask[torch.device]:
+) -> ConvTask:
     return ConvTask(
         parameters={**PARAMETERS, **parameters},
         plan=plan,
@@ -70,9 +75,9 @@ def names(result: ConvResult) -> list[str]:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_parity_with_scipy(layout: str, width: int, channels: int) -> None:
     problem = task(channels=channels, filter=width).problem
-    form = TensorFormat.of(PLAN.edit(layout=layout))
+    plan = PLAN.edit(layout=layout)
     images, filters = problem.make_images(range(3)), problem.random_filter()
-    found = convolve(form.tensor(images), form.tensor(to_correlation(filters))).numpy()
+    found = convolve(to_tensor(images, plan), to_tensor(to_correlation(filters), plan)).numpy()
     expected = scipy_reference(images, filters)
     assert found.shape == images.shape
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
@@ -145,13 +150,13 @@ def test_unflipped_filter_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None
     def unturned(filters: Array) -> Array:
         return filters
 
-    monkeypatch.setattr(torch_devices, "to_correlation", unturned)
+    monkeypatch.setattr(device, "to_correlation", unturned)
     with pytest.raises(Mismatch, match="differs from scipy's"):
         run_parts(task())
 
 
 def test_misplaced_results_fail_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def misplaced(lane: TorchCpuDevice, host: torch_devices.TorchHostBuffers) -> None:
+    def misplaced(lane: TorchCpuDevice, host: TorchHostBuffers) -> None:
         host.results[:] = lane.result[:1]
 
     monkeypatch.setattr(TorchCpuDevice, "download", misplaced)
@@ -163,7 +168,7 @@ def test_results_that_the_timed_calls_spoil_fail_the_run(monkeypatch: pytest.Mon
     """The way end to end is compared again after it was timed."""
     real, calls = TorchCpuDevice.download, [0]
 
-    def forgetful(lane: TorchCpuDevice, host: torch_devices.TorchHostBuffers) -> None:
+    def forgetful(lane: TorchCpuDevice, host: TorchHostBuffers) -> None:
         calls[0] += 1
         real(lane, host)
         if calls[0] > 6:
@@ -178,8 +183,3 @@ def test_tf32_is_off_by_default() -> None:
     run_parts(task(copy_only=1))
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
-
-
-def test_a_plan_without_steps_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="epochs"):
-        run_parts(task(PLAN.edit(epochs=1)))

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from nfold.workloads.conv2d.torch_devices import (
+from nfold.workloads.conv2d.torch import (
     MAX_CHUNKS,
     MIN_CHUNK_BYTES,
-    ConvCandidate,
     fastest,
     split_chunks,
 )
@@ -41,8 +40,8 @@ def test_chunks_are_all_images_in_order_and_as_many_each(images: int) -> None:
     assert len(found) == 1 or (min(sizes) + 1) * 160_000 > MIN_CHUNK_BYTES
 
 
-def named(*names: str) -> list[ConvCandidate[str]]:
-    return [ConvCandidate(name=name, method=name) for name in names]
+def named(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +59,7 @@ def test_the_fastest_wins_a_tie_is_the_first_ones_and_an_error_is_out(
     seconds: Mapping[str, float], best: str
 ) -> None:
     """A way without a time raises."""
-    assert fastest(named("cuDNN", "tall", "wide"), seconds.__getitem__).name == best
+    assert fastest(named("cuDNN", "tall", "wide"), seconds.__getitem__)[0] == best
 
 
 def test_error_of_the_first_candidate_is_raised() -> None:
@@ -70,4 +69,4 @@ def test_error_of_the_first_candidate_is_raised() -> None:
 
 def test_single_candidate_is_not_timed() -> None:
     times: dict[str, float] = {}
-    assert fastest(named("cuDNN"), times.__getitem__).name == "cuDNN"
+    assert fastest(named("cuDNN"), times.__getitem__)[0] == "cuDNN"

@@ -18,7 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
 
 from nfold.workloads.conv2d.problem import TOLERANCES, check_result, scipy_reference, to_correlation
-from nfold.workloads.conv2d.torch_devices import DTYPES
+from nfold.workloads.conv2d.torch import DTYPES
 from nfold.workloads.conv2d.triton_kernel import (
     MAX_FILTER,
     KernelConfig,

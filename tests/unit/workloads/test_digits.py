@@ -56,14 +56,16 @@ def test_it_learns_the_digits_in_six_epochs(
 
     torch.manual_seed(0)
     module = definition.digits_model(VALUES, arrays.classes)
-    optimizer = definition.digits_optimizer(module, VALUES)
+    optimizer = workloads.network("digits", "torch").optimizer(module, VALUES)
     images, labels = normal(arrays.train_images), torch.tensor(arrays.train_labels)
     for _ in range(6):
         order = torch.randperm(len(labels))
         for start in range(0, len(labels), 128):
             chosen = order[start : start + 128]
             optimizer.zero_grad()
-            torch.autograd.backward(definition.digits_loss(module(images[chosen]), labels[chosen]))
+            torch.autograd.backward(
+                definition.cross_entropy(module(images[chosen]), labels[chosen])
+            )
             optimizer.step()
     predicted = module(normal(arrays.test_images)).argmax(dim=1)
     assert (predicted == torch.tensor(arrays.test_labels)).float().mean() > 0.9

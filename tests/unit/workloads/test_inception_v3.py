@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nfold.core.workload import Workload
-from nfold.workloads import info, parameters
-from nfold.workloads.inception_v3.architecture import BODY, TOP, output_shape
-from nfold.workloads.inception_v3.torch import loss, model, optimizer
+from nfold.workloads import info, network, parameters
+from nfold.workloads.inception_v3 import BODY, TOP, output_shape
+from nfold.workloads.inception_v3.torch import loss, model
 
 
 def chosen(**changes: int) -> dict[str, int]:
@@ -76,6 +76,6 @@ def test_a_step_changes_every_parameter() -> None:
     before = [parameter.detach().clone() for parameter in module.parameters()]
     found = loss(module(torch.randn(4, 3, 75, 75)), torch.tensor([1, 2, 3, 4]))
     found.backward()  # type: ignore[no-untyped-call]
-    optimizer(module, chosen(size=75)).step()
+    network("inception_v3", "torch").optimizer(module, chosen(size=75)).step()
     pairs = zip(before, module.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in pairs)

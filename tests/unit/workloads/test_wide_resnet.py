@@ -89,12 +89,12 @@ def test_steps_on_one_batch_bring_its_loss_down() -> None:
     torch.manual_seed(0)
     chosen = values("wide_resnet:depth=10,width=1")
     module = definition.wide_resnet_model(chosen, 10)
-    optimizer = definition.wide_resnet_optimizer(module, chosen)
+    optimizer = workloads.network("wide_resnet", "torch").optimizer(module, chosen)
     images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
     losses = []
     for _ in range(10):
         optimizer.zero_grad()
-        loss = definition.wide_resnet_loss(module(images), labels)
+        loss = definition.cross_entropy(module(images), labels)
         torch.autograd.backward(loss)
         optimizer.step()
         losses.append(loss.item())

@@ -1,10 +1,9 @@
 """One batch of images convolved with one filter, split over the devices: no training.
 
-- ``problem.py``: arrays, reference and comparison
+- ``problem.py``: the task of a rank, arrays, reference and comparison
 - ``process.py``: the timed parts of one process, and other libraries on the CPU
-- ``timing.py``: warm-up, calls and windows
 - ``device.py``: the interface of a device
-- ``torch.py``, ``torch_devices.py``, ``triton_kernel.py``: PyTorch on CPU and GPU
+- ``torch.py``, ``triton_kernel.py``: PyTorch on CPU and GPU
 - ``array_device.py``, ``tensorflow.py``, ``jax.py``: libraries with immutable arrays
 
 This file imports none of them, so that the catalogue needs no framework.

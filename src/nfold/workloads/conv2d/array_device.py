@@ -6,33 +6,19 @@ clock is read after waiting for the device.
 
 from __future__ import annotations
 
-import itertools
-import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from nfold.core.errors import Unsupported
-from nfold.workloads.conv2d import unsupported
 from nfold.workloads.conv2d.device import ConvDevice, HostBuffers, ReadSeconds
-from nfold.workloads.conv2d.problem import Array, to_correlation
-from nfold.workloads.conv2d.process import (
-    SCIPY_LIBRARIES,
-    ConvProcess,
-    ConvResult,
-    ConvTask,
-    first_call,
-    measure_rank,
-)
-from nfold.workloads.conv2d.timing import Clock
+from nfold.workloads.conv2d.problem import Array, ConvTask
+from nfold.workloads.conv2d.process import SCIPY_LIBRARIES, Clock, ConvResult, run_rank
 
-D = TypeVar("D")
 DeviceArray = Any
-IMAGE_COPIES = 3  # rotated, so that a call does not find its images in a cache
 GPU_CHAIN = 50
 GPU_EVICTION_BYTES = 512 * 2**20  # several times the largest cache of a GPU
 FIRST_CALL_NOTE = (
@@ -42,10 +28,6 @@ FIRST_CALL_NOTE = (
 
 @dataclass(frozen=True, kw_only=True)
 class NumpyHostBuffers(HostBuffers):
-    """Images and results of one process in the plan's layout."""
-
-    images: Array
-    results: Array
     layout: str
 
     @classmethod
@@ -54,29 +36,12 @@ class NumpyHostBuffers(HostBuffers):
         ordered = np.ascontiguousarray(images.transpose(axes))
         return cls(images=ordered, results=np.empty_like(ordered), layout=layout)
 
-    def inputs(self, indices: Sequence[int]) -> Array:
-        return self._channels_first(self.images[list(indices)])
-
-    def outputs(self, indices: Sequence[int]) -> Array:
-        return self._channels_first(self.results[list(indices)])
-
-    def _channels_first(self, values: Array) -> Array:
-        return values.transpose(0, 3, 1, 2) if self.layout == "channels_last" else values
+    def to_float32(self, values: Array, indices: Sequence[int]) -> Array:
+        chosen = values[list(indices)]
+        return chosen.transpose(0, 3, 1, 2) if self.layout == "channels_last" else chosen
 
     def fill_nan(self) -> None:
         self.results.fill(np.nan)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceSetup:
-    """A device, its slice of the host's images and its part of the plan."""
-
-    device: Any
-    images: slice
-    layout: str
-    step: str
-    on_gpu: bool
-    peak_memory_bytes: Callable[[], int]
 
 
 class ArrayDevice(ConvDevice[NumpyHostBuffers]):
@@ -84,21 +49,14 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
 
     always_copies = True
 
-    def __init__(
-        self, setup: DeviceSetup, host: NumpyHostBuffers, ones: Array, mean: Array
-    ) -> None:
-        self.setup, self._mean_filters = setup, mean
-        if setup.on_gpu:
+    def __init__(self, task: ConvTask, index: int, host: NumpyHostBuffers) -> None:
+        self.on_gpu = task.plan.device == "cuda"
+        if self.on_gpu:
             self.chain_length, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
-        with self.work():
-            self._convolution = self.compile(self.convolve)
-            self._chain = self.compile(self._convolve_chain)
-            self.upload(host)
-            self.result = self.input
-            self.set_filters(ones)
+        super().__init__(task, index, host)
 
     @abstractmethod
-    def to_device(self, values: Array) -> DeviceArray: ...
+    def create_input(self, images: Array) -> DeviceArray: ...
 
     @abstractmethod
     def to_host(self, value: DeviceArray) -> Array:
@@ -116,54 +74,42 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     def wait(self, values: Sequence[DeviceArray]) -> None:
         """Wait until the arrays are computed."""
 
-    def set_filters(self, filters: Array) -> None:
-        self.filters = self._on_device(filters)
+    def copy_input(self) -> DeviceArray:
+        return self.create_input(self.to_host(self.input))
 
-    def _on_device(self, filters: Array) -> DeviceArray:
-        return self.to_device(np.ascontiguousarray(to_correlation(filters).transpose(2, 3, 1, 0)))
+    def create_filters(self, filters: Array) -> DeviceArray:
+        return self.create_input(np.ascontiguousarray(filters.transpose(2, 3, 1, 0)))
 
     def upload(self, host: NumpyHostBuffers) -> None:
-        self.input = self.to_device(host.images[self.setup.images])
+        self.input = self.create_input(host.images[self.image_slice])
+
+    @cached_property
+    def _convolution(self) -> Callable[..., DeviceArray]:
+        return self.compile(self.convolve)
 
     def compute(self) -> None:
         self.result = self._convolution(self.input, self.filters)
 
-    def pass_through(self) -> None:
-        self.result = self.input
-
     def download(self, host: NumpyHostBuffers) -> None:
-        host.results[self.setup.images] = self.to_host(self.result)
+        host.results[self.image_slice] = self.to_host(self.result)
 
     def finish(self) -> None:
         self.wait([self.input, self.result])
 
     def time_action(self, action: Callable[[], object]) -> ReadSeconds:
+        def run() -> None:
+            action()
+            self.finish()
+
         self.finish()
-        start = time.monotonic()
-        action()
-        self.finish()
-        seconds = time.monotonic() - start
-        return lambda: seconds
+        return super().time_action(run)
 
     def combine_seconds(self, seconds: Sequence[float]) -> float:
-        return max(seconds) if self.setup.on_gpu else sum(seconds)
-
-    def peak_memory_bytes(self) -> int:
-        return self.setup.peak_memory_bytes()
-
-    @cached_property
-    def _rotation(self) -> Iterator[DeviceArray]:
-        images = self.to_host(self.input)
-        return itertools.cycle(
-            [self.input, *(self.to_device(images) for _ in range(IMAGE_COPIES - 1))]
-        )
-
-    def rotate_images(self) -> None:
-        self.input = next(self._rotation)
+        return max(seconds) if self.on_gpu else sum(seconds)
 
     @cached_property
     def _eviction(self) -> tuple[DeviceArray, Callable[..., DeviceArray]]:
-        values = self.to_device(np.zeros(self.eviction_bytes // 4, np.float32))
+        values = self.create_input(np.zeros(self.eviction_bytes // 4, np.float32))
         return values, self.compile(lambda values: values + 1)
 
     def evict(self) -> None:
@@ -171,16 +117,16 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
         self.wait([write(values)])
 
     @cached_property
-    def _mean(self) -> DeviceArray:
-        return self._on_device(self._mean_filters)
+    def _chain(self) -> Callable[..., DeviceArray]:
+        def convolve_repeatedly(images: DeviceArray, filters: DeviceArray) -> DeviceArray:
+            for _ in range(self.chain_length):
+                images = self.convolve(images, filters)
+            return images
 
-    def _convolve_chain(self, images: DeviceArray, filters: DeviceArray) -> DeviceArray:
-        for _ in range(self.chain_length):
-            images = self.convolve(images, filters)
-        return images
+        return self.compile(convolve_repeatedly)
 
     def iterate(self) -> None:
-        self.result = self._chain(self.input, self._mean)
+        self.result = self._chain(self.input, self.mean_filters)
 
 
 def same_padding(width: int) -> tuple[int, int]:
@@ -189,44 +135,21 @@ def same_padding(width: int) -> tuple[int, int]:
 
 
 def run_devices(
-    task: ConvTask[D],
-    create_device: Callable[[DeviceSetup, NumpyHostBuffers, Array, Array], ArrayDevice],
+    task: ConvTask,
+    device_class: type[ArrayDevice],
     peak_memory_bytes: Callable[[], int],
     clock: Clock,
 ) -> ConvResult:
-    """Time every part on all devices in one process.
-
-    Raises Unsupported for an impossible plan and Mismatch for a result that differs from scipy's.
-    """
-    reason = unsupported(task.plan)
-    if reason is not None:
-        raise Unsupported(reason)
-    plan, problem = task.plan, task.problem
-    images = problem.make_images(range(problem.images))
-    host = NumpyHostBuffers.of(images, str(plan.layout))
-
-    def create_process() -> ConvProcess[NumpyHostBuffers]:
-        devices = []
-        for device, share in zip(task.devices, task.device_images, strict=True):
-            setup = DeviceSetup(
-                device=device,
-                images=slice(share.start, share.stop),
-                layout=host.layout,
-                step=str(plan.step),
-                on_gpu=plan.device == "cuda",
-                peak_memory_bytes=peak_memory_bytes,
-            )
-            filters = problem.ones_filter(), problem.mean_filter()
-            devices.append(create_device(setup, host, *filters))
-        return ConvProcess(
-            problem=problem,
-            devices=devices,
-            device_images=task.device_images,
-            precision=str(plan.precision),
-            itemsize=host.images.itemsize,
-            clock=clock,
-        )
-
-    process, first = first_call(create_process, host, FIRST_CALL_NOTE, clock)
-    hosts = {"pageable" if plan.device == "cuda" else "": host}
-    return measure_rank(task, process, hosts, SCIPY_LIBRARIES, first, clock)
+    """Time every part on all devices; raises Mismatch for a result that differs from scipy's."""
+    images = task.problem.make_images(range(task.problem.images))
+    host = NumpyHostBuffers.of(images, str(task.plan.layout))
+    kind = "pageable" if task.plan.device == "cuda" else ""
+    return run_rank(
+        task,
+        device_class,
+        {kind: host},
+        libraries=SCIPY_LIBRARIES,
+        first_call_note=FIRST_CALL_NOTE,
+        peak_memory_bytes=peak_memory_bytes,
+        clock=clock,
+    )

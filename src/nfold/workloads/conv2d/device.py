@@ -1,35 +1,37 @@
 """The interface between the timed parts and a library's devices.
 
-A device has a slice of the process's images. All calls happen within its ``work()`` context; they
-may be queued, and are complete when ``finish()`` returns.
+All calls of a device happen within its ``work()`` context; they may be queued, and are complete
+when ``finish()`` returns.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
 
-from nfold.core import machine
-from nfold.workloads.conv2d.problem import Array
+from nfold.workloads.conv2d.problem import Array, ConvTask, to_correlation
 
 ReadSeconds = Callable[[], float]  # the measured seconds; call it after ``finish()``
 DeviceAction = Callable[[], None]
+IMAGE_COPIES = 3  # rotated, so that a call does not find its images in a cache
 
 
+@dataclass(frozen=True, kw_only=True)
 class HostBuffers(ABC):
-    """The process's images and results in host memory, rounded to the plan's precision."""
+    """A process's images and results in host memory, in the plan's precision and layout."""
+
+    images: Any
+    results: Any
 
     @abstractmethod
-    def inputs(self, indices: Sequence[int]) -> Array:
-        """Return images as float32."""
-
-    @abstractmethod
-    def outputs(self, indices: Sequence[int]) -> Array:
-        """Return results as float32."""
+    def to_float32(self, values: Any, indices: Sequence[int]) -> Array:
+        """Return some of the images or results as float32 [n, channels, height, width]."""
 
     @abstractmethod
     def fill_nan(self) -> None:
@@ -40,11 +42,22 @@ H = TypeVar("H", bound=HostBuffers)
 
 
 class ConvDevice(ABC, Generic[H]):
-    """One device. The base class is a CPU device that computes in host memory, synchronously."""
+    """One device, which convolves ``image_slice`` of the host's images.
+
+    The base class is a CPU device that computes in host memory, synchronously.
+    """
 
     chain_length = 4  # convolutions per call of the resident loop
     eviction_bytes = 128 * 2**20  # written to empty the cache; several times its size
     always_copies = False  # True: CPU devices also have their own memory
+
+    def __init__(self, task: ConvTask, index: int, host: H) -> None:
+        first, share = task.device_images[0].start, task.device_images[index]
+        self.plan, self.problem, self.device = task.plan, task.problem, task.devices[index]
+        self.image_slice = slice(share.start - first, share.stop - first)
+        with self.work():
+            self.input = self.result = self.create_input(host.images[self.image_slice])
+            self.set_filters(self.problem.ones_filter())
 
     @property
     def method(self) -> str:
@@ -68,12 +81,23 @@ class ConvDevice(ABC, Generic[H]):
         seconds = time.monotonic() - start
         return lambda: seconds
 
-    def peak_memory_bytes(self) -> int:
-        """Return the peak memory so far; on a CPU the process's resident memory."""
-        return machine.peak_resident_bytes()
+    @abstractmethod
+    def create_input(self, images: Any) -> Any:
+        """Return the device's array for these images, which ``upload`` may still have to copy."""
 
     @abstractmethod
-    def set_filters(self, filters: Array) -> None: ...
+    def copy_input(self) -> Any: ...
+
+    @abstractmethod
+    def create_filters(self, filters: Array) -> Any:
+        """Copy filters [out, in, k, k], flipped for a correlation, to the device."""
+
+    def set_filters(self, filters: Array) -> None:
+        self.filters = self.create_filters(to_correlation(filters))
+
+    @cached_property
+    def mean_filters(self) -> Any:
+        return self.create_filters(to_correlation(self.problem.mean_filter()))
 
     def upload(self, host: H) -> None:
         """Copy the images to the device; a CPU device reads host memory."""
@@ -82,9 +106,9 @@ class ConvDevice(ABC, Generic[H]):
     def compute(self) -> None:
         """Convolve the images."""
 
-    @abstractmethod
     def pass_through(self) -> None:
         """Use the images as results."""
+        self.result = self.input
 
     @abstractmethod
     def download(self, host: H) -> None:
@@ -102,9 +126,13 @@ class ConvDevice(ABC, Generic[H]):
         """Describe how the actions of a round trip overlap; empty if they do not."""
         return ""
 
-    @abstractmethod
+    @cached_property
+    def _rotation(self) -> Iterator[Any]:
+        return itertools.cycle([self.input, *(self.copy_input() for _ in range(IMAGE_COPIES - 1))])
+
     def rotate_images(self) -> None:
         """Switch to another copy of the images, which is not in a cache."""
+        self.input = next(self._rotation)
 
     @abstractmethod
     def evict(self) -> None:
@@ -112,7 +140,7 @@ class ConvDevice(ABC, Generic[H]):
 
     @abstractmethod
     def iterate(self) -> None:
-        """Convolve ``chain_length`` times, each time the previous results."""
+        """Convolve ``chain_length`` times with the mean filters, each time the last results."""
 
     def cold(self) -> ReadSeconds:
         """Time one convolution with cold caches."""

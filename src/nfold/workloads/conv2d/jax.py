@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,10 +22,8 @@ from nfold.workloads.conv2d.array_device import (
 )
 from nfold.workloads.conv2d.device import DeviceAction
 from nfold.workloads.conv2d.problem import Array
-from nfold.workloads.conv2d.process import ConvResult, ConvTask
-from nfold.workloads.conv2d.timing import Clock
-
-Task = ConvTask[Any]
+from nfold.workloads.conv2d.problem import ConvTask as Task
+from nfold.workloads.conv2d.process import Clock, ConvResult
 
 
 def run_parts(
@@ -38,8 +35,8 @@ def run_parts(
 class JaxConvDevice(ArrayDevice):
     method = "lax.conv_general_dilated, compiled, by the host's clock"
 
-    def to_device(self, values: Array) -> jax.Array:
-        return jax.device_put(values, self.setup.device, may_alias=False)
+    def create_input(self, images: Array) -> jax.Array:
+        return jax.device_put(images, self.device, may_alias=False)
 
     def to_host(self, value: jax.Array) -> Array:
         return np.asarray(_without_host_cache(value))
@@ -53,11 +50,11 @@ class JaxConvDevice(ArrayDevice):
         self._download.copy_to_host_async()
 
     def _finish_download(self, host: NumpyHostBuffers) -> None:
-        host.results[self.setup.images] = np.asarray(self._download)
+        host.results[self.image_slice] = np.asarray(self._download)
 
     def convolve(self, images: jax.Array, filters: jax.Array) -> jax.Array:
         padding = [same_padding(filters.shape[0])] * 2
-        axes = "NHWC" if self.setup.layout == "channels_last" else "NCHW"
+        axes = "NHWC" if self.plan.layout == "channels_last" else "NCHW"
         return lax.conv_general_dilated(
             images, filters, (1, 1), padding, dimension_numbers=(axes, "HWIO", axes)
         )

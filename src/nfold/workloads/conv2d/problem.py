@@ -1,10 +1,12 @@
-"""Images, filters and their split over devices; scipy's reference and the comparison with it."""
+"""The task of a rank, images and filters; scipy's reference and the comparison with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from scipy import signal
 
 from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
+from nfold.core.variant import Variant
 
 Array = npt.NDArray[np.float32]
 
@@ -31,19 +34,6 @@ class ConvProblem:
     filter: int
     copy_only: bool
     seed: int
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, int], plan: Plan) -> ConvProblem:
-        """Create the problem for a complete plan; its batch is the number of images."""
-        assert plan.batch is not None
-        return cls(
-            images=plan.batch,
-            channels=parameters["channels"],
-            size=parameters["size"],
-            filter=parameters["filter"],
-            copy_only=bool(parameters["copy_only"]),
-            seed=plan.seed,
-        )
 
     def images_of_device(self, index: int, count: int) -> range:
         """Return the images of device ``index`` of ``count``; shares differ by at most one."""
@@ -82,6 +72,45 @@ class ConvProblem:
         """
         values = np.random.default_rng(RANDOM_FILTER_SEED).integers(-8, 9, self.ones_filter().shape)
         return (values / 8).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvTask:
+    """The task of one rank, with a complete plan and all parameters.
+
+    ``devices`` are driven by this process, the same number on every rank. ``barrier`` waits for
+    all ranks; ``beat`` takes (calls done, calls planned). Under an experiment's ``variant`` only
+    the throughput is timed.
+    """
+
+    parameters: Mapping[str, int]
+    plan: Plan
+    rank: int
+    world_size: int
+    devices: Sequence[Any]
+    barrier: Callable[[], None]
+    beat: Callable[[int, int], None]
+    variant: Variant = field(default_factory=Variant)
+
+    @property
+    def problem(self) -> ConvProblem:
+        assert self.plan.batch is not None
+        sizes = {name: self.parameters[name] for name in ("channels", "size", "filter")}
+        copy_only = bool(self.parameters["copy_only"])
+        return ConvProblem(
+            images=self.plan.batch, copy_only=copy_only, seed=self.plan.seed, **sizes
+        )
+
+    @property
+    def device_images(self) -> list[range]:
+        """The consecutive images of each of this rank's devices."""
+        return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
+
+    @property
+    def cores(self) -> int:
+        """The cores of this process, at most the plan's, because a mask does not show a quota."""
+        planned = (self.plan.cores_per_device or 1) * (self.plan.devices or 1)
+        return min(len(os.sched_getaffinity(0)), planned)
 
 
 def to_correlation(filters: Array) -> Array:

@@ -2,29 +2,131 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import zip_longest
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 from scipy import ndimage
 
 from nfold.core.measurement import OperationPart, Window
-from nfold.core.plan import Plan
-from nfold.core.variant import Variant
 from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, H, ReadSeconds
 from nfold.workloads.conv2d.problem import (
     AnyFloat,
     ConvProblem,
+    ConvTask,
     check_result,
     convolve_image,
     scipy_reference,
     spot_check_indices,
 )
-from nfold.workloads.conv2d.timing import CallTimer, Clock, TimedCall
+
+Clock = Callable[[], float]
+
+MAX_WINDOWS = 10
+WARMUP_LIMIT_S = 2.0
+PART_LIMIT_S = 5.0  # after MIN_CALLS calls; not for the throughput
+MIN_CALLS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedCall:
+    """A timed call; ``call`` returns its seconds.
+
+    ``bytes`` is the minimum that one call moves on all ranks. With ``is_throughput`` all calls are
+    made, in windows that begin at the same time on every rank.
+    """
+
+    name: str
+    call: Callable[[], float]
+    bytes: int
+    note: str = ""
+    is_throughput: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallTimer:
+    """Times calls one after the other: warm-up, then ``steps`` repetitions of each.
+
+    ``images`` are the images per call on all ranks, ``rank_images`` on this rank. ``clock`` is the
+    host's monotonic clock in seconds; ``barrier`` waits for all ranks; ``beat`` takes (calls done,
+    calls planned).
+    """
+
+    images: int
+    rank_images: int
+    warmup: int
+    steps: int
+    clock: Clock
+    barrier: Callable[[], None]
+    beat: Callable[[int, int], None]
+
+    def run(
+        self, timed_calls: Sequence[TimedCall]
+    ) -> tuple[tuple[OperationPart, ...], tuple[Window, ...]]:
+        """Return one part per timed call, and the windows of the throughput."""
+        parts: list[OperationPart] = []
+        windows: list[Window] = []
+        total = self.steps * len(timed_calls)
+        for index, timed_call in enumerate(timed_calls):
+            calls = self._calls(timed_call, index * self.steps, total)
+            self._warm_up(calls)
+            self.barrier()
+            throughput = timed_call.is_throughput
+            seconds = self._windows(calls, windows) if throughput else self._timed_part(calls)
+            parts.append(
+                OperationPart(
+                    name=timed_call.name,
+                    seconds=tuple(seconds),
+                    images=self.images,
+                    bytes=timed_call.bytes,
+                    note=timed_call.note,
+                )
+            )
+        return tuple(parts), tuple(windows)
+
+    def _calls(self, timed_call: TimedCall, before: int, total: int) -> Iterator[float]:
+        done = 0
+        while True:
+            seconds = timed_call.call()
+            done += 1
+            self.beat(before + min(done, self.steps), total)
+            yield seconds
+
+    def _warm_up(self, calls: Iterator[float]) -> None:
+        start = self.clock()
+        for _ in range(self.warmup):
+            next(calls)
+            if self.clock() - start > WARMUP_LIMIT_S:
+                return
+
+    def _timed_part(self, calls: Iterator[float]) -> list[float]:
+        start = self.clock()
+        seconds: list[float] = []
+        while len(seconds) < self.steps:
+            seconds.append(next(calls))
+            if len(seconds) >= MIN_CALLS and self.clock() - start > PART_LIMIT_S:
+                break
+        return seconds
+
+    def _windows(self, calls: Iterator[float], windows: list[Window]) -> list[float]:
+        seconds: list[float] = []
+        for steps in window_sizes(self.steps):
+            self.barrier()
+            start = self.clock()
+            seconds.extend(next(calls) for _ in range(steps))
+            duration, samples = self.clock() - start, steps * self.rank_images
+            windows.append(Window(start_s=start, seconds=duration, steps=steps, samples=samples))
+        return seconds
+
+
+def window_sizes(steps: int) -> list[int]:
+    """Return the number of calls of each of at most MAX_WINDOWS windows."""
+    count = min(MAX_WINDOWS, steps)
+    return [(k + 1) * steps // count - k * steps // count for k in range(count)]
+
 
 NO_COPY_NOTE = "the device computes in host memory: nothing is copied"
 HOST_COPY_NOTE = "a copy within host memory: the device needs no copy"
@@ -51,13 +153,13 @@ class ConvProcess(Generic[H]):
         """Bytes of the images of all ranks, or of their results."""
         return self.problem.value_count(self.problem.images) * self.itemsize
 
-    def end_to_end(self, host: H) -> float:
-        """Return the seconds from images on the host to results on the host."""
-        return self._host_time(lambda device: device.round_trip(host, self.problem.copy_only))
+    def round_trip(self, host: H, copy_only: bool | None = None) -> float:
+        """Return the seconds from images on the host to results on the host.
 
-    def copy_only(self, host: H) -> float:
-        """Return the seconds of a round trip without convolution."""
-        return self._host_time(lambda device: device.round_trip(host, True))
+        Without convolution if ``copy_only``, by default if the problem says so.
+        """
+        without = self.problem.copy_only if copy_only is None else copy_only
+        return self._host_time(lambda device: device.round_trip(host, without))
 
     def _host_time(self, actions: Callable[[ConvDevice[H]], Sequence[DeviceAction]]) -> float:
         start = self.clock()
@@ -129,7 +231,7 @@ class ConvProcess(Generic[H]):
             note = HOST_COPY_NOTE if copy_only else NO_COPY_NOTE
         return TimedCall(
             name=_with_kind("copy only" if copy_only else "end to end", kind),
-            call=partial(self.copy_only if copy_only else self.end_to_end, host),
+            call=partial(self.round_trip, host, copy_only),
             bytes=2 * self.one_way_bytes,
             note=note,
             is_throughput=is_throughput,
@@ -141,16 +243,21 @@ class ConvProcess(Generic[H]):
         by = f", by {device.method}" if device.method else ""
         size = f"{moved_bytes / 1e6:.1f} MB per device{by}"
 
-        def call(name: str, action: Callable[[ConvDevice[H]], ReadSeconds], note: str) -> TimedCall:
-            seconds = partial(self._device_time, action)
-            return TimedCall(name=name, call=seconds, bytes=2 * self.one_way_bytes, note=note)
-
         cold = f"{size}, after writing {device.eviction_bytes / 1e6:.0f} MB"
         chain = f"mean of a chain of {device.chain_length}, each with the previous results{by}"
+        kernels: dict[str, tuple[Callable[[ConvDevice[H]], ReadSeconds], str]] = {
+            "convolution, cold cache": (lambda device: device.cold(), cold),
+            "convolution, warm cache": (lambda device: device.warm(), size),
+            "resident loop": (lambda device: device.resident(), chain),
+        }
         return [
-            call("convolution, cold cache", lambda device: device.cold(), cold),
-            call("convolution, warm cache", lambda device: device.warm(), size),
-            call("resident loop", lambda device: device.resident(), chain),
+            TimedCall(
+                name=name,
+                call=partial(self._device_time, action),
+                bytes=2 * self.one_way_bytes,
+                note=note,
+            )
+            for name, (action, note) in kernels.items()
         ]
 
     def verify(self, hosts: Mapping[str, H]) -> AnyFloat:
@@ -159,7 +266,8 @@ class ConvProcess(Generic[H]):
         Uses random filters, which detect a flip or a shift, and then ones. Returns the reference
         for ones, which the devices and results are left with.
         """
-        inputs = next(iter(hosts.values())).inputs(self._checked_indices())
+        host = next(iter(hosts.values()))
+        inputs = host.to_float32(host.images, self._checked_indices())
         for filters in (self.problem.random_filter(), self.problem.ones_filter()):
             for device in self.devices:
                 with device.work():
@@ -167,14 +275,14 @@ class ConvProcess(Generic[H]):
             expected = inputs if self.problem.copy_only else scipy_reference(inputs, filters)
             for host in hosts.values():
                 host.fill_nan()
-                self.end_to_end(host)
+                self.round_trip(host)
                 self.compare(host, expected)
         return expected
 
     def compare(self, host: H, expected: AnyFloat) -> None:
         indices, first = self._checked_indices(), self.device_images[0].start
         images = [first + index for index in indices]
-        check_result(host.outputs(indices), expected, images, self.precision)
+        check_result(host.to_float32(host.results, indices), expected, images, self.precision)
 
     def _checked_indices(self) -> list[int]:
         first = self.device_images[0].start
@@ -183,9 +291,6 @@ class ConvProcess(Generic[H]):
             for images in self.device_images
             for index in spot_check_indices(len(images))
         ]
-
-    def peak_memory_bytes(self) -> int:
-        return max(device.peak_memory_bytes() for device in self.devices)
 
 
 def _with_kind(name: str, kind: str) -> str:
@@ -196,24 +301,15 @@ REPEATS = 3
 CALL_LIMIT_S = 2.0  # a slower library gets fewer images
 TRIAL_IMAGES = 4
 
+# of images [n, c, h, w] with filters [c, c, k, k] on the CPU
 Convolve = Callable[[AnyFloat, AnyFloat], AnyFloat]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LibraryConvolution:
-    """A library's convolution of images [n, c, h, w] with filters [c, c, k, k] on the CPU."""
-
-    name: str
-    convolve: Convolve
-
-
 def convolve_scipy_signal(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
-    """``scipy.signal.convolve2d(mode="same")``, image by image in a Python loop."""
     return np.stack([convolve_image(image, filters) for image in images])
 
 
 def convolve_scipy_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
-    """``scipy.ndimage.convolve(mode="constant")``, image by image in a Python loop."""
     origin = -1 if filters.shape[-1] % 2 == 0 else 0
 
     def convolve(x: AnyFloat, f: AnyFloat) -> AnyFloat:
@@ -228,29 +324,29 @@ def convolve_scipy_ndimage(images: AnyFloat, filters: AnyFloat) -> AnyFloat:
     )
 
 
-SCIPY_LIBRARIES = (
-    LibraryConvolution(name="scipy.signal.convolve2d, 1 core", convolve=convolve_scipy_signal),
-    LibraryConvolution(name="scipy.ndimage.convolve, 1 core", convolve=convolve_scipy_ndimage),
-)
+SCIPY_LIBRARIES: Mapping[str, Convolve] = {
+    "scipy.signal.convolve2d, 1 core": convolve_scipy_signal,
+    "scipy.ndimage.convolve, 1 core": convolve_scipy_ndimage,
+}
 
 
 def measure_library(
-    library: LibraryConvolution, problem: ConvProblem, clock: Clock
+    name: str, convolve: Convolve, problem: ConvProblem, clock: Clock
 ) -> OperationPart:
     """Time a library on the whole batch, or on as many images as CALL_LIMIT_S allows."""
     filters = problem.ones_filter()
 
     def time_call(images: AnyFloat) -> float:
         start = clock()
-        library.convolve(images, filters)
+        convolve(images, filters)
         return clock() - start
 
     images = problem.make_images(range(min(TRIAL_IMAGES, problem.images)))
-    library.convolve(images, filters)
+    convolve(images, filters)
     count = images_within_limit(time_call(images) / len(images), problem.images)
     images = problem.make_images(range(count))
     return OperationPart(
-        name=library.name,
+        name=name,
         seconds=tuple(time_call(images) for _ in range(REPEATS)),
         images=count,
         bytes=2 * images.nbytes,
@@ -264,42 +360,6 @@ def images_within_limit(seconds_per_image: float, images: int) -> int:
     if seconds_per_image * images <= CALL_LIMIT_S:
         return images
     return max(1, int(CALL_LIMIT_S / seconds_per_image))
-
-
-D = TypeVar("D")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvTask(Generic[D]):
-    """The task of one rank, with a complete plan and all parameters.
-
-    ``devices`` are driven by this process, the same number on every rank. ``barrier`` waits for
-    all ranks; ``beat`` takes (calls done, calls planned). Under an experiment's ``variant`` only
-    the throughput is timed.
-    """
-
-    parameters: Mapping[str, int]
-    plan: Plan
-    rank: int
-    world_size: int
-    devices: Sequence[D]
-    barrier: Callable[[], None]
-    beat: Callable[[int, int], None]
-    variant: Variant = field(default_factory=Variant)
-
-    @property
-    def problem(self) -> ConvProblem:
-        return ConvProblem.of(self.parameters, self.plan)
-
-    @property
-    def device_images(self) -> list[range]:
-        return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
-
-    @property
-    def cores(self) -> int:
-        """The cores of this process, at most the plan's, because a mask does not show a quota."""
-        planned = (self.plan.cores_per_device or 1) * (self.plan.devices or 1)
-        return min(len(os.sched_getaffinity(0)), planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +382,7 @@ def first_call(
     """Create a process and time it until its first results are on the host."""
     start = clock()
     process = create_process()
-    process.end_to_end(host)
+    process.round_trip(host)
     part = OperationPart(
         name="first call",
         seconds=(clock() - start,),
@@ -333,17 +393,38 @@ def first_call(
     return process, part
 
 
-def measure_rank(
-    task: ConvTask[D],
-    process: ConvProcess[H],
+def run_rank(
+    task: ConvTask,
+    create_device: Callable[[ConvTask, int, H], ConvDevice[H]],
     hosts: Mapping[str, H],
-    libraries: Sequence[LibraryConvolution],
-    first_part: OperationPart,
+    *,
+    libraries: Mapping[str, Convolve],
+    first_call_note: str,
+    peak_memory_bytes: Callable[[], int],
     clock: Clock,
+    more_hosts: Callable[[], Mapping[str, H]] = dict,
 ) -> ConvResult:
-    """Verify, time every part, verify the results again, then time ``libraries`` on rank 0."""
+    """Time every part on one rank, with a verification before and after, then ``libraries``.
+
+    ``more_hosts`` are created after the first call. Raises Mismatch for a result that differs from
+    scipy's.
+    """
+    host = next(iter(hosts.values()))
+
+    def create_process() -> ConvProcess[H]:
+        return ConvProcess(
+            problem=task.problem,
+            devices=[create_device(task, index, host) for index in range(len(task.devices))],
+            device_images=task.device_images,
+            precision=str(task.plan.precision),
+            itemsize=host.images.itemsize,
+            clock=clock,
+        )
+
+    process, first_part = first_call(create_process, host, first_call_note, clock)
+    hosts = {**hosts, **more_hosts()}
     expected = process.verify(hosts)
-    peak = process.peak_memory_bytes()
+    peak = peak_memory_bytes()
     if task.variant:
         calls = [process.throughput_call(hosts, resident=task.variant.input == "resident")]
     else:
@@ -359,12 +440,14 @@ def measure_rank(
         beat=task.beat,
     )
     parts, windows = timer.run(calls)
-    for host in hosts.values():
-        process.compare(host, expected)
+    for buffers in hosts.values():
+        process.compare(buffers, expected)
     library_parts = []
-    for library in () if process.problem.copy_only or task.variant else libraries:
+    if process.problem.copy_only or task.variant:
+        libraries = {}
+    for name, convolve in libraries.items():
         if task.rank == 0:
-            library_parts.append(measure_library(library, task.problem, clock))
+            library_parts.append(measure_library(name, convolve, task.problem, clock))
         task.barrier()
         total = task.plan.steps * len(calls)
         task.beat(total, total)

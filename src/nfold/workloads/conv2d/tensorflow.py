@@ -1,6 +1,7 @@
 """The convolution on TensorFlow devices in one process.
 
-Each device has its own program, because XLA compiles for one device.
+Each device has its own program, because XLA compiles for one device. Devices are names, for example
+``/device:CPU:0``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nfold.workloads.conv2d.array_device import (
-    ArrayDevice,
-    run_devices,
-    same_padding,
-)
+from nfold.workloads.conv2d.array_device import ArrayDevice, run_devices, same_padding
 from nfold.workloads.conv2d.problem import Array
-from nfold.workloads.conv2d.process import ConvResult, ConvTask
-from nfold.workloads.conv2d.timing import Clock
+from nfold.workloads.conv2d.problem import ConvTask as Task
+from nfold.workloads.conv2d.process import Clock, ConvResult
 
 Tensor = Any
-Task = ConvTask[str]  # devices by name, for example ``/device:CPU:0``
 
 
 def run_parts(
@@ -35,21 +31,21 @@ def run_parts(
 class TensorFlowConvDevice(ArrayDevice):
     @property
     def method(self) -> str:
-        return f"tf.nn.conv2d, {self.setup.step}, by the host's clock"
+        return f"tf.nn.conv2d, {self.plan.step}, by the host's clock"
 
     def work(self) -> AbstractContextManager[object]:
-        device: AbstractContextManager[object] = tf.device(self.setup.device)
+        device: AbstractContextManager[object] = tf.device(self.device)
         return device
 
-    def to_device(self, values: Array) -> Tensor:
-        return tf.constant(values)
+    def create_input(self, images: Array) -> Tensor:
+        return tf.constant(images)
 
     def to_host(self, value: Tensor) -> Array:
         return np.asarray(value)
 
     def convolve(self, images: Tensor, filters: Tensor) -> Tensor:
         pads, none = same_padding(filters.shape[0]), (0, 0)
-        last = self.setup.layout == "channels_last"
+        last = self.plan.layout == "channels_last"
         return tf.nn.conv2d(
             images,
             filters,
@@ -59,9 +55,9 @@ class TensorFlowConvDevice(ArrayDevice):
         )
 
     def compile(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if self.setup.step == "eager":
+        if self.plan.step == "eager":
             return function
-        compiled = self.setup.step == "compiled"
+        compiled = self.plan.step == "compiled"
         graph: Callable[..., Tensor] = tf.function(function, autograph=False, jit_compile=compiled)
         return graph
 

@@ -5,7 +5,7 @@ adds it to up to ``filter`` sums in registers; values of neighbouring columns co
 cache. Columns are numbered over all images, so that no thread is idle if the width is not a
 multiple of the block. Sums are fp32, never tf32.
 
-Needs Triton; ``torch_devices.py`` works without it.
+Needs Triton; ``torch.py`` works without it.
 """
 
 from __future__ import annotations

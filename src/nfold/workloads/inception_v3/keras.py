@@ -14,22 +14,18 @@ import numpy.typing as npt
 from keras import layers, losses, ops
 
 from nfold.workloads.inception_v3 import (
-    AUXILIARY_WEIGHT,
-    LABEL_SMOOTHING,
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-)
-from nfold.workloads.inception_v3.architecture import (
     AUXILIARY,
     AUXILIARY_GRID_SIDE,
+    AUXILIARY_WEIGHT,
     BODY,
+    LABEL_SMOOTHING,
     TOP,
     ConvolutionSpec,
     InceptionBranches,
     Layer,
     Pooling3x3,
 )
-from nfold.workloads.keras_networks import SGD, KerasTensor, LayerBuilder, LearningRate, head_logits
+from nfold.workloads.keras_networks import KerasTensor, LayerBuilder, head_logits
 
 INIT_STD = 0.1
 SMALLER_INIT_STD = {"auxiliary.convolutions.3": 0.01, "auxiliary.dense": 0.001}
@@ -41,7 +37,7 @@ def weight_initializer(name: str) -> Any:
 
 
 class InceptionBuilder(LayerBuilder):
-    """Builds the layers of ``architecture.py`` with the names of PyTorch's modules."""
+    """Builds the layers of the architecture with the names of PyTorch's modules."""
 
     def build_layers(self, name: str, x: KerasTensor, specs: tuple[Layer, ...]) -> KerasTensor:
         """Build consecutive layers; a convolution counts as three modules of PyTorch."""
@@ -74,7 +70,7 @@ class InceptionBuilder(LayerBuilder):
         norm = layers.BatchNormalization(
             axis=self.channel_axis, momentum=1 - 3e-4, epsilon=1e-3, name=f"{name}.{index + 1}"
         )
-        return self.relu(norm(convolution(x)))
+        return layers.ReLU()(norm(convolution(x)))
 
     def _pooling(self, x: KerasTensor, layer: Pooling3x3) -> KerasTensor:
         if layer.is_max:
@@ -141,7 +137,3 @@ def _smoothed_cross_entropy(logits: Any, labels: Any) -> Any:
     hard = losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
     uniform = -ops.mean(ops.log_softmax(logits), axis=-1)
     return ops.mean((1 - LABEL_SMOOTHING) * hard + LABEL_SMOOTHING * uniform)
-
-
-def optimizer(_: Mapping[str, int], schedule: LearningRate = None) -> SGD:
-    return SGD(schedule or LEARNING_RATE, decay=WEIGHT_DECAY)

@@ -9,15 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nfold.workloads.inception_v3 import (
-    AUXILIARY_WEIGHT,
-    LABEL_SMOOTHING,
-    LEARNING_RATE,
-    WEIGHT_DECAY,
-)
-from nfold.workloads.inception_v3.architecture import (
     AUXILIARY,
     AUXILIARY_GRID_SIDE,
+    AUXILIARY_WEIGHT,
     BODY,
+    LABEL_SMOOTHING,
     TOP,
     ConvolutionSpec,
     InceptionBranches,
@@ -26,7 +22,6 @@ from nfold.workloads.inception_v3.architecture import (
     Shape,
     output_shape,
 )
-from nfold.workloads.torch_networks import sgd
 
 Outputs = Tensor | tuple[Tensor, Tensor]  # logits [n, classes], and those of the auxiliary head
 
@@ -146,8 +141,3 @@ def loss(outputs: Outputs, labels: Tensor) -> Tensor:
 
 def _smoothed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(logits.float(), labels, label_smoothing=LABEL_SMOOTHING)
-
-
-def optimizer(module: nn.Module, _: Mapping[str, int]) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum (docs/decisions/input-pipeline.md: why not RMSProp)."""
-    return sgd(module, LEARNING_RATE, weight_decay=WEIGHT_DECAY)
