@@ -132,12 +132,6 @@ def over_short_epochs(trial: Trial) -> Trial:
     return Trial(plan=plan, variant=trial.variant.merge(shortened))
 
 
-@functools.cache
-def with_expandable_segments(trial: Trial) -> Trial:
-    """Return the same trial with expandable segments of the CUDA allocator."""
-    return Trial(plan=trial.plan, variant=trial.variant.merge(Variant(expandable_segments=True)))
-
-
 def cached_trial(factory: TrialFactory) -> TrialFactory:
     """Cache the trials of an ``ExperimentDesign`` method: a bootstrap calls it thousands of times."""
 
@@ -298,9 +292,13 @@ class ExperimentDesign:
             anomaly_detection=not self.detects_anomalies,
         )
 
+    @cached_trial
     def with_expandable_segments(self, trial: Trial) -> Trial:
         """Return ``trial`` with expandable segments if the allocator had to try again."""
-        return with_expandable_segments(trial) if self.has_allocator_retries else trial
+        if not self.has_allocator_retries:
+            return trial
+        variant = trial.variant.merge(Variant(expandable_segments=True))
+        return Trial(plan=trial.plan, variant=variant)
 
     @cached_trial
     def replicas(self, input_: Input, **interventions: Any) -> Trial:

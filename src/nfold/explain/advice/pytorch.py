@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
@@ -326,24 +324,27 @@ def with_gap_locations(
     """
     if not design.gap_locations:
         return design
-    same = (one for one in measurements if one.variant is None or not one.variant.independent)
-    on_n = (one for one in same if len(one.ranks) == len(design.gap_locations))
-    trees = {one.folder or one.id: one for one in on_n}
-    ranks = zip(design.gap_locations, *(gap_locations(one) for one in trees.values()), strict=True)
-    return dataclasses.replace(
-        design, gap_locations=tuple(_sum_locations(chain(*rank)) for rank in ranks)
+    trees = {
+        one.folder or one.id: gap_locations(one)
+        for one in measurements
+        if (one.variant is None or not one.variant.independent)
+        and len(one.ranks) == len(design.gap_locations)
+    }
+    totals: list[dict[HostGapLocation, float]] = [{} for _ in design.gap_locations]
+    for found in (design.gap_locations, *trees.values()):
+        for total, spots in zip(totals, found, strict=True):
+            for spot in spots:
+                place = dataclasses.replace(spot, seconds=0.0)
+                total[place] = total.get(place, 0.0) + spot.seconds
+    summed = (
+        tuple(dataclasses.replace(place, seconds=s) for place, s in total.items())
+        for total in totals
     )
+    return dataclasses.replace(design, gap_locations=tuple(summed))
 
 
 def gap_locations(measurement: Measurement) -> tuple[tuple[HostGapLocation, ...], ...]:
     return tuple(rank.host_gap_locations for rank in measurement.ranks)
-
-
-def _sum_locations(locations: Iterable[HostGapLocation]) -> tuple[HostGapLocation, ...]:
-    seconds: dict[HostGapLocation, float] = defaultdict(float)
-    for spot in locations:
-        seconds[dataclasses.replace(spot, seconds=0.0)] += spot.seconds
-    return tuple(dataclasses.replace(spot, seconds=total) for spot, total in seconds.items())
 
 
 @dataclass(frozen=True)

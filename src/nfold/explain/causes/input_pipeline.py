@@ -118,7 +118,8 @@ class InputCause(Cause):
         if design.is_one_process_script:
             more = view.reference_step(_real_replicas(design)) - view.step(real)
             return more - THREADS.lost_ms(design, view)
-        full, others = design.with_expandable_segments(design.actual()), _other_causes(design)
+        full = design.with_expandable_segments(design.actual())
+        others = [one for one in HIDDEN_CAUSES if one.not_applicable_reason(design) is None]
         known = view.has(*real_input_trials(design)) or (
             view.final and is_input_bound(design, view)
         )
@@ -305,10 +306,6 @@ HIDDEN_CAUSES: tuple[Cause, ...] = (
     CopiesCause(),
 )
 """The causes whose costs slow input may hide."""
-
-
-def _other_causes(design: ExperimentDesign) -> list[Cause]:
-    return [cause for cause in HIDDEN_CAUSES if cause.not_applicable_reason(design) is None]
 
 
 def _real_and_replayed(design: ExperimentDesign) -> Contrast:
