@@ -112,13 +112,13 @@ def run_explain(request: ExplainOptions) -> int:
                 screen.print_line(terminal_safe(line))
             if unprotected is not None:
                 screen.print_line(terminal_safe(UNPROTECTED_NOTE.format(reason=unprotected)))
-            progress = ExplainProgress(screen, runner.target_name)
+            progress = ExplainProgress(screen, str(runner.workload))
             experiment = Experiment(runner, TimeBudget(budget_s), progress, stop)
             design = _run(experiment, subject)
         if design is None:
             sys.stderr.write(f"{STOPPED_MESSAGE}\n")
         else:
-            budget = build_budget(runner.target_name, design, experiment.results)
+            budget = build_budget(str(runner.workload), design, experiment.results)
             folder = explanation_folder(request.results, subject.workload)
             explanation = StoredExplanation.now(
                 subject.workload, budget, budget_s, read_values(folder)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nfold.cli import terminal
 from nfold.core.format import terminal_safe
-from nfold.explain.result.account import Change
-from nfold.explain.result.budget import Budget
+from nfold.explain.result.budget import Budget, Change
 from nfold.explain.result.view import (
     ExplanationView,
     ViewRow,

@@ -12,9 +12,8 @@ from nfold.bench.sweep import CellRun, SweepEvents
 from nfold.cli.terminal import PlainScreen
 from nfold.core.format import terminal_safe
 from nfold.core.measurement import Epoch, Measurement, RankSamples
-from nfold.explain.advice.trial_names import name_trial
 from nfold.explain.attribution import build_budget
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.design import ExperimentDesign, Trial, name_trial
 from nfold.explain.experiment import ExperimentEvents
 from nfold.explain.result.view import build_view
 from nfold.explain.trials import TrialResults

@@ -40,23 +40,13 @@ from nfold.explain.trials import TrialResults
 
 @dataclass(frozen=True)
 class CausePair:
-    """Two causes whose interventions can be combined in one trial."""
+    """Two causes whose interventions can be combined in one trial.
 
-    first: Cause
-    second: Cause
-    design: ExperimentDesign
+    ``trials`` are the actual run, without the first cause, without the second, without both.
+    """
 
-    @property
-    def trials(self) -> tuple[Trial, Trial, Trial, Trial]:
-        """The actual run, without the first cause, without the second, without both."""
-        first, second = self.first.removal, self.second.removal
-        plan = self.design.plan
-        return (
-            self.design.actual(),
-            Trial(plan=plan, variant=first),
-            Trial(plan=plan, variant=second),
-            Trial(plan=plan, variant=first.merge(second)),
-        )
+    causes: tuple[str, str]
+    trials: tuple[Trial, ...]
 
     def lost_ms(self, view: MetricView) -> float:
         """Return what both cost together beyond the sum of each."""
@@ -67,222 +57,161 @@ class CausePair:
 def cause_pairs(design: ExperimentDesign, findings: Sequence[Finding]) -> Iterator[CausePair]:
     """Yield the pairs of the three largest findings with an intervention."""
     names = [row.cause for row in sorted(findings, key=lambda row: -row.lost_ms.value)]
-    removable = [c for c in CAUSES if c.removal and c.removal.refusal(design.plan) is None]
-    by_name = {cause.id: cause for cause in removable}
-    largest = [by_name[name] for name in dict.fromkeys(names) if name in by_name][:3]
-    for first, second in combinations(largest, 2):
-        yield CausePair(first, second, design)
+    by_id = {c.id: c.removal for c in CAUSES if c.removal and not c.removal.refusal(design.plan)}
+    largest = [name for name in dict.fromkeys(names) if name in by_id][:3]
+    for pair in combinations(largest, 2):
+        first, second = (by_id[name] for name in pair)
+        removed = (first, second, first.merge(second))
+        trials = (Trial(plan=design.plan, variant=variant) for variant in removed)
+        yield CausePair(pair, (design.actual(), *trials))
 
 
-class FindingBuilder:
+class FindingBuilder(Attribution):
     """Builds findings: what a cause costs N devices or one device, and what would remove it."""
 
-    def __init__(self, attribution: Attribution) -> None:
-        self.attribution = attribution
-        self.design, self.results, self.fit = (
-            attribution.design,
-            attribution.results,
-            attribution.fit,
-        )
+    @property
+    def causes(self) -> list[Cause]:
+        """The causes that apply to the design."""
+        return [
+            one for one in applicable_causes(self.design) if not one.skipped_reason(self.design)
+        ]
 
     def multi_device_findings(self) -> list[Finding]:
         """Return what N devices lose, the largest first."""
-        evidence = (
-            (c, c.available_trials(self.design, self.fit.view)) for c in self._applicable_causes()
-        )
+        evidence = ((c, c.available_trials(self.design, self.view)) for c in self.causes)
         return _ordered(
             self._multi_device_finding(c, t) for c, t in evidence if self._is_determined(c, t)
         )
 
     def one_device_findings(self) -> list[Finding]:
         """Return what one device loses by itself, the largest first."""
-        return _ordered(self._one_device_finding(c, t) for c, t in self._one_device_causes())
+        return _ordered(map(self._one_device_finding, self._one_device_causes()))
 
-    def _one_device_causes(self) -> list[tuple[Cause, tuple[Trial, ...]]]:
-        evidence = ((c, c.one_device_evidence(self.design)) for c in self._applicable_causes())
-        return [(c, t) for c, t in evidence if self._is_determined(c, t)]
-
-    def _applicable_causes(self) -> Iterator[Cause]:
-        return (
-            cause
-            for cause in applicable_causes(self.design)
-            if not cause.skipped_reason(self.design)
-        )
+    def _one_device_causes(self) -> list[Cause]:
+        return [
+            c for c in self.causes if self._is_determined(c, c.one_device_evidence(self.design))
+        ]
 
     def _is_determined(self, cause: Cause, trials: Sequence[Trial]) -> bool:
         measured = bool(trials) and self.results.has(trials)
-        return measured and cause.is_determined(self.design, self.fit.view)
+        return measured and cause.is_determined(self.design, self.view)
 
     def _multi_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
-        found = self._finding(cause, trials, self.attribution.loss(cause))
-        if isinstance(cause, UndividedWorkCause) and self.attribution.work_is_undivided:
-            # Which samples ranks processed is a fact, however noisy their times are.
-            found = dataclasses.replace(found, significant=True)
-        return self._with_best_fix(cause, found)
-
-    def _finding(self, cause: Cause, trials: Sequence[Trial], lost: Statistic) -> Finding:
+        lost, achieved = self.loss(cause), self.achieved_ms
         cost, without = self.fit.interval(lost), self._rate_without_cause(cause)
-        parts = cause.components(self.design, self.fit.view)
-        return Finding(
+        # Which samples ranks processed is a fact, however noisy their times are.
+        undivided = isinstance(cause, UndividedWorkCause) and self.work_is_undivided
+        parts = cause.components(self.design, self.view)
+        found = Finding(
             cause=cause.id,
             lost_ms=cost,
             multi_device_total_ms=self._total_ms(cause),
             predicted_speedup=self._predicted_speedup(cause, lost),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
-            fix=cause.fix(self.design, self.fit.view),
+            fix=cause.fix(self.design, self.view),
             evidence=self.results.ids([*trials, *cause.refining_trials(self.design)]),
-            significant=self.fit.is_significant(cost, lost, self.attribution.achieved_ms),
-            components=tuple((name, self._component(cause, name)) for name in parts),
-        )
-
-    def _predicted_speedup(self, cause: Cause, lost: Statistic) -> Interval:
-        most = self.fit.interval(lambda view: self.attribution.speedup(view, max(0.0, lost(view))))
-        view = self.fit.view
-        if cause.gained_ms(self.design, view) == cause.lost_ms(self.design, view):
-            return most
-        least = self.fit.interval(
-            lambda view: self.attribution.speedup(view, cause.gained_ms(self.design, view))
-        )
-        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
-
-    def _rate_with_fix(self, best: tuple[str, Trial] | None) -> Interval | None:
-        return (
-            self.attribution.samples_per_s(lambda view: self._gained_ms(best[1], view))
-            if best
-            else None
-        )
-
-    def _speedup_with_fix(self, best: tuple[str, Trial] | None) -> Interval | None:
-        if best is None or self.design.devices > 1:
-            return None
-        return self.fit.interval(
-            lambda view: self.attribution.speedup(view, self._gained_ms(best[1], view))
-        )
-
-    def _total_ms(self, cause: Cause) -> Interval | None:
-        known = cause.is_resolved(self.design, self.fit.view)
-        return self.fit.interval(self.attribution.total_loss(cause)) if known else None
-
-    def _rate_without_cause(self, cause: Cause) -> Interval | None:
-        if self.design.single_device_script or not cause.is_resolved(self.design, self.fit.view):
-            return None
-        return self.attribution.samples_per_s(self.attribution.total_loss(cause))
-
-    def _component(self, cause: Cause, name: str) -> Interval:
-        return self.fit.interval(lambda view: cause.components(self.design, view)[name])
-
-    def _with_best_fix(self, cause: Cause, found: Finding) -> Finding:
-        """Add the best measured fix, if it gains more than the noise.
-
-        A measured gain makes the finding significant, however uncertain its cost is.
-        """
-        worth = found.lost_ms.value > MIN_STEP_FRACTION * self.attribution.achieved_ms(
-            self.fit.view
-        )
-        best = self._best_fix(cause) if found.significant or worth else None
-        if best is None:
-            return found
-        flag, trial = best
-        return dataclasses.replace(
-            found,
-            fix=flag,
-            predicted_speedup=self.fit.interval(
-                lambda view: self.attribution.speedup(view, self._gained_ms(trial, view))
+            significant=undivided or self.fit.is_significant(cost, lost, achieved),
+            components=tuple(
+                (name, self.fit.interval(self.component(cause, name))) for name in parts
             ),
-            predicted_samples_per_s=self._rate_with_fix(best),
-            evidence=(*found.evidence, *self.results.ids([trial])),
-            significant=True,
-            fix_measured=True,
         )
+        return self._with_best_fix(cause, found, achieved(self.view))
 
-    def _best_fix(self, cause: Cause) -> tuple[str, Trial] | None:
-        measured = {
-            flag: trial
-            for flag, trial in cause.fixes(self.design).items()
-            if flag and self.results.has([trial])
-        }
-        if not measured:
-            return None
-        flag = max(measured, key=lambda flag: self._gained_ms(measured[flag], self.fit.view))
-        gained = functools.partial(self._gained_ms, measured[flag])
-        significant = self.fit.is_significant(
-            self.fit.interval(gained), gained, self.attribution.achieved_ms
-        )
-        return (flag, measured[flag]) if significant else None
-
-    def _gained_ms(self, trial: Trial, view: MetricView) -> float:
-        return self.attribution.saved_ms(trial, view)
-
-    def _one_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
+    def _one_device_finding(self, cause: Cause) -> Finding:
         lost = functools.partial(cause.one_device_ms, self.design)
+        floor_ms = cause.floor_ms(self.design)
 
         def gained(view: MetricView) -> float:
-            own = self.attribution.one_device_step_ms(view)
-            return own / remaining_ms(own, max(0.0, lost(view)), cause.floor_ms(self.design))
+            own = self.one_device_step_ms(view)
+            return own / remaining_ms(own, max(0.0, lost(view)), floor_ms)
 
         def step(view: MetricView) -> float:
             return view.step(self.design.one_device("real"))
 
-        estimate, step_ms = cause.direct_estimate(self.design), step(self.fit.view)
-        cost = estimate or self.fit.interval(lost)
-        significant = (
-            exceeds_noise(estimate, step_ms)
-            if estimate
-            else self.fit.is_significant(cost, lost, step)
-        )
-        large = cost.value > MIN_STEP_FRACTION * step_ms
-        best = self._best_fix(cause) if significant or large else None
-        without = self._rate_without_cause(cause)
-        return Finding(
+        estimate, step_ms = cause.direct_estimate(self.design), step(self.view)
+        cost, without = estimate or self.fit.interval(lost), self._rate_without_cause(cause)
+        trials = (*cause.one_device_evidence(self.design), *cause.refining_trials(self.design))
+        found = Finding(
             cause=cause.id,
             lost_ms=cost,
             multi_device_total_ms=self._total_ms(cause)
             if cause.multi_device_trials(self.design)
             else cost,
-            predicted_speedup=self._speedup_with_fix(best) or self.fit.interval(gained),
-            predicted_samples_per_s=self._rate_with_fix(best) or without,
+            predicted_speedup=self.fit.interval(gained),
+            predicted_samples_per_s=without,
             bound_samples_per_s=without,
-            fix_measured=best is not None,
-            fix=best[0] if best else cause.one_device_fix(self.design, self.fit.view),
-            evidence=self.results.ids(
-                [*trials, *cause.refining_trials(self.design), *(best or ())[1:]]
-            ),
-            significant=significant or best is not None,
+            fix=cause.one_device_fix(self.design, self.view),
+            evidence=self.results.ids(trials),
+            significant=exceeds_noise(estimate, step_ms)
+            if estimate
+            else self.fit.is_significant(cost, lost, step),
+        )
+        return self._with_best_fix(cause, found, step_ms, one_device=True)
+
+    def _predicted_speedup(self, cause: Cause, lost: Statistic) -> Interval:
+        most = self.speedup_after(lambda view: max(0.0, lost(view)))
+        view = self.view
+        if cause.gained_ms(self.design, view) == cause.lost_ms(self.design, view):
+            return most
+        least = self.speedup_after(functools.partial(cause.gained_ms, self.design))
+        return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
+
+    def _total_ms(self, cause: Cause) -> Interval | None:
+        known = cause.is_resolved(self.design, self.view)
+        return self.fit.interval(self.total_loss(cause)) if known else None
+
+    def _rate_without_cause(self, cause: Cause) -> Interval | None:
+        if self.design.single_device_script or not cause.is_resolved(self.design, self.view):
+            return None
+        return self.samples_per_s(self.total_loss(cause))
+
+    def _with_best_fix(
+        self, cause: Cause, found: Finding, step_ms: float, *, one_device: bool = False
+    ) -> Finding:
+        """Add the best measured fix of a cost that may matter, if it gains more than the noise.
+
+        A measured gain makes the finding significant, however uncertain its cost is.
+        """
+        worth = found.significant or found.lost_ms.value > MIN_STEP_FRACTION * step_ms
+        fixes = self.measured_fixes(cause) if worth else {}
+        saved = {f: functools.partial(self.saved_ms, t) for f, t in fixes.items()}
+        flag = max(saved, key=lambda flag: saved[flag](self.view), default="")
+        if not flag or not self.is_faster(fixes[flag]):
+            return found
+        evidence = (*found.evidence, *self.results.ids([fixes[flag]]))
+        own_speedup = one_device and self.design.devices > 1
+        return dataclasses.replace(
+            found,
+            fix=flag,
+            predicted_speedup=found.predicted_speedup
+            if own_speedup
+            else self.speedup_after(saved[flag]),
+            predicted_samples_per_s=self.samples_per_s(saved[flag]),
+            evidence=tuple(dict.fromkeys(evidence)) if one_device else evidence,
+            significant=True,
+            fix_measured=True,
         )
 
     def interactions(self, findings: Sequence[Finding]) -> list[Interaction]:
         """Return what pairs of causes cost beyond their sum, if all four trials were measured."""
-        found = []
-        for pair in cause_pairs(self.design, findings):
-            if self.results.has(pair.trials):
-                cost = self.fit.interval(pair.lost_ms)
-                ids = (pair.first.id, pair.second.id)
-                evidence = self.results.ids(pair.trials)
-                found.append(Interaction(causes=ids, lost_ms=cost, evidence=evidence))
-        return found
+        return [
+            Interaction(
+                causes=pair.causes,
+                lost_ms=self.fit.interval(pair.lost_ms),
+                evidence=self.results.ids(pair.trials),
+            )
+            for pair in cause_pairs(self.design, findings)
+            if self.results.has(pair.trials)
+        ]
 
     def device_bound(self) -> Speed | None:
-        """Return one device without everything that it loses by itself, None if nothing is known.
-
-        Costs of the host may hide each other, so their sum may exceed the host's time: the result is
-        at least the time in which the device was busy, less its own losses.
-        """
-        causes = [cause for cause, _ in self._one_device_causes()]
+        """Return one device without everything that it loses by itself, None if nothing is known."""
+        causes = self._one_device_causes()
         if not causes:
             return None
-        costs = [
-            (self.attribution.one_device_loss(cause), cause.occupies_device) for cause in causes
-        ]
-        busy_ms = max(cause.floor_ms(self.design) for cause in causes)
-
-        def step_ms(view: MetricView) -> float:
-            lost = [(cost(view), on_device) for cost, on_device in costs]
-            least_ms = busy_ms - sum(ms for ms, on_device in lost if on_device)
-            return remaining_ms(
-                self.attribution.one_device_step_ms(view), sum(ms for ms, _ in lost), least_ms
-            )
-
+        costs = {cause: self.one_device_loss(cause) for cause in causes}
+        step_ms = functools.partial(self.compute_ms, costs)
         rate = self.fit.interval(lambda view: 1e3 * self.design.batch_per_device / step_ms(view))
         return Speed(samples_per_s=rate, step_ms=self.fit.interval(step_ms))
 
@@ -297,14 +226,11 @@ BATCH_FACTOR = 4
 def break_even_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     """Return the trials of the two lines: two batches on N devices and two on one."""
     batch = design.plan.batch or 1
-    on_n = (design.actual(), design.with_plan(batch=BATCH_FACTOR * batch))
-    if design.scaling == "strong":
-        return (*on_n, design.one_device("real"), design.baseline)
-    return (
-        *on_n,
-        design.one_device("real"),
-        design.one_device("real", batch=BATCH_FACTOR * design.batch_per_device),
-    )
+    single = design.baseline
+    if design.scaling == "weak":
+        single = design.one_device("real", batch=BATCH_FACTOR * design.batch_per_device)
+    larger = design.with_plan(batch=BATCH_FACTOR * batch)
+    return (design.actual(), larger, design.one_device("real"), single)
 
 
 def find_break_even_batch(
@@ -317,12 +243,9 @@ def find_break_even_batch(
     if not results.has(trials):
         return BreakEvenBatch(devices_help=False, batch=None, evidence=())
     found = fit.interval(lambda view: break_even_batch(design, view))
-    evidence = results.ids(trials)
-    if not math.isfinite(found.value):
-        return BreakEvenBatch(devices_help=False, batch=None, evidence=evidence)
-    finite = found.high is not None and math.isfinite(found.high)
-    batch = Interval(found.value, found.low, found.high if finite else None)
-    return BreakEvenBatch(devices_help=False, batch=batch, evidence=evidence)
+    high = found.high if found.high is not None and math.isfinite(found.high) else None
+    batch = Interval(found.value, found.low, high) if math.isfinite(found.value) else None
+    return BreakEvenBatch(devices_help=False, batch=batch, evidence=results.ids(trials))
 
 
 def break_even_batch(design: ExperimentDesign, view: MetricView) -> float:
@@ -350,44 +273,45 @@ def build_budget(
     target: str, design: ExperimentDesign, results: TrialResults, *, resamples: int = RESAMPLES
 ) -> Budget:
     """Return the result of an experiment; the baseline and the actual run must be measured."""
-    attribution = Attribution(design, results, resamples)
-    builder = FindingBuilder(attribution)
+    builder = FindingBuilder(design, results, resamples)
     rows, single = builder.multi_device_findings(), builder.one_device_findings()
-    speedup = attribution.fit.interval(attribution.speedup)
-    account_builder = StepAccountBuilder(attribution, [*rows, *single])
+    speedup = builder.fit.interval(builder.speedup)
+    account_builder = StepAccountBuilder(builder, [*rows, *single])
     account = account_builder.build()
-    view = attribution.fit.view
+    view, failure = builder.view, design.multi_process_failure
     return Budget(
         target=target,
         plan=design.plan,
         scaling=design.scaling,
-        one_device=attribution.speed(design.baseline),
-        n_devices=attribution.speed(
-            design.actual(), design.devices if attribution.work_is_undivided else 1
+        one_device=builder.speed(design.baseline),
+        n_devices=builder.speed(
+            design.actual(), design.devices if builder.work_is_undivided else 1
         ),
-        ideal_ms=attribution.fit.interval(attribution.ideal_ms),
+        ideal_ms=builder.fit.interval(builder.ideal_ms),
         speedup=speedup,
         rows=tuple(rows),
         one_device_rows=tuple(single),
         interactions=tuple(builder.interactions([*rows, *single])),
         device_bound=builder.device_bound(),
-        not_significant_ms=attribution.not_significant_ms(rows if design.devices > 1 else single),
-        not_attributed_ms=attribution.not_attributed_ms(rows),
+        not_significant_ms=builder.not_significant_ms(rows if design.devices > 1 else single),
+        not_attributed_ms=builder.not_attributed_ms(rows),
         training_errors=find_training_errors(
-            attribution.caveat_texts, attribution.duplicated_epochs, design.profile
+            builder.caveat_texts, builder.duplicated_epochs, design.facts
         ),
         caveats=(
-            *faster_library_caveats(design, results, attribution.achieved_ms(view)),
+            *faster_library_caveats(design, results, builder.achieved_ms(view)),
             *short_step_caveats(design, view.step(design.baseline)),
-            *collect_caveats(design, results, attribution.fit),
+            *collect_caveats(design, results, builder.fit),
         ),
         unmeasured=tuple(unmeasured_causes(design, results, view)),
         lower_bound=epoch_boundary_lower_bound(design, results, view),
         break_even_batch=None
         if design.single_device_script or design.devices == 1
-        else find_break_even_batch(design, results, attribution.fit, speedup),
+        else find_break_even_batch(design, results, builder.fit, speedup),
         parallelism=headline.describe_parallelism(design.profile) if design.profile else "",
-        headline=_headline(target, design),
+        headline=headline.write_headline(target, design.profile, design.devices, failure)
+        if design.profile
+        else "",
         account=account,
         changes=account_builder.changes(account),
         trials=account_builder.trials(),
@@ -396,10 +320,3 @@ def build_budget(
             cause.id for cause in applicable_causes(design) if cause.skipped_reason(design)
         ),
     )
-
-
-def _headline(target: str, design: ExperimentDesign) -> str:
-    if design.profile is None:
-        return ""
-    failure = design.multi_process_failure
-    return headline.write_headline(target, design.profile, design.devices, failure)

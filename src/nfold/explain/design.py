@@ -6,16 +6,18 @@ at the same time, data parallel without gradient exchange, with a barrier only, 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
-from nfold.core.measurement import HostGapLocation
+from nfold.core.format import pluralize
+from nfold.core.measurement import HostGapLocation, Measurement
 from nfold.core.plan import PREFETCH_WARMUP_FACTOR, WARMUP_STEPS, Plan
-from nfold.core.script_profile import BatchFunction, ScriptProfile
+from nfold.core.script_profile import BatchFunction, DataLoaderProfile, ScriptProfile
 from nfold.core.variant import Variant
-from nfold.explain.metrics import GpuClockRate
+from nfold.explain.metrics import GpuClockRate, Metrics, compute_metrics
 
 WHOLE_EPOCHS = 3
 # A prime: work that a script does after every 5th or 10th step does not fall on an epoch boundary.
@@ -23,6 +25,7 @@ SHORT_EPOCH_STEPS, SHORT_EPOCHS = 11, 3
 DEFAULT_PREFETCH_FACTOR = 2  # of torch.utils.data.DataLoader
 
 TrialFactory = TypeVar("TrialFactory", bound=Callable[..., "Trial"])
+NO_SCRIPT, NO_LOADER = ScriptProfile(), DataLoaderProfile()
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
 
@@ -46,12 +49,63 @@ class Trial:
         """Whether its ranks wait for each other in every step."""
         return self.variant.ranks_synchronize
 
+    def metrics(self, measurement: Measurement) -> Metrics:
+        """Return all metrics of a measurement of the trial; empty if nothing was timed."""
+        return compute_metrics(measurement, ranks_synchronize=self.ranks_synchronize)
+
     def __str__(self) -> str:
         devices = self.plan.devices or 1
         text = f"{devices} device{'s' * (devices != 1)}"
         text += ", probe run" if self.plan.batch is None else f", batch {self.plan.batch}"
         text += ", whole epochs" if self.plan.epochs else ""
         return text if self.variant.preserves_training else f"{text}, {self.variant}"
+
+
+VARIANT_NAMES: dict[tuple[str, object], str] = {
+    ("input", "replayed"): "replayed input",
+    ("input", "resident"): "input on the device",
+    ("exchange", "none"): "no all-reduce",
+    ("exchange", "barrier"): "barrier only",
+    ("exchange", "half"): "half the gradient bytes",
+    ("independent", True): "replicas",
+    ("synchronised_batch_norm", False): "no SyncBatchNorm",
+    ("captured", True): "CUDA graph",
+    ("broadcast_buffers", False): "broadcast_buffers=False",
+    ("host_syncs", False): "no host reads",
+    ("anomaly_detection", False): "no anomaly detection",
+    ("exchange_each_micro_batch", False): "one all-reduce per step",
+    ("find_unused_parameters", False): "find_unused_parameters=False",
+    ("expandable_segments", True): "expandable segments",
+    ("channels_last", True): "channels_last",
+    ("compiled", "default"): "torch.compile",
+    ("compiled", "reduce-overhead"): "torch.compile, CUDA graphs",
+    ("exchange_after_backward", True): "all-reduce after backward",
+    ("profiler_steps", True): "profiled",
+}
+FIELD_NAMES = {"batches_per_epoch": "short epochs", "devices": "ranks on other devices"}
+HIDDEN_FIELDS = ("devices", "strategy", "steps", "epochs", "warmup_steps")
+"""Fields of a plan that are named elsewhere or differ between all trials."""
+
+
+def name_trial(trial: Trial, actual: Plan | None = None) -> str:
+    """``2 devices, replayed input, no all-reduce``.
+
+    ``actual`` is the plan of the real run: fields that differ from it are named too.
+    """
+    words = [pluralize(trial.plan.devices or 1, "device")]
+    for field_ in dataclasses.fields(trial.variant):
+        value = getattr(trial.variant, field_.name)
+        if value != field_.default:
+            name = FIELD_NAMES.get(field_.name) or VARIANT_NAMES.get((field_.name, value))
+            words.append(name or f"{field_.name.replace('_', ' ')} {value}")
+    if trial.plan.epochs:
+        words.append("whole epochs")
+    if actual is not None:
+        own, usual = trial.plan.to_dict(), actual.to_dict()
+        hidden = {*HIDDEN_FIELDS, *["batch"] * (trial.plan.devices != actual.devices)}
+        changed = {name for name in own if own[name] != usual.get(name)} - hidden
+        words += [f"{name} {own[name]}" for name in sorted(changed)]
+    return ", ".join(words)
 
 
 @functools.cache
@@ -76,12 +130,6 @@ def over_short_epochs(trial: Trial) -> Trial:
     )
     shortened = Variant(batches_per_epoch=SHORT_EPOCH_STEPS * trial.plan.accumulate)
     return Trial(plan=plan, variant=trial.variant.merge(shortened))
-
-
-@functools.cache
-def with_expandable_segments(trial: Trial) -> Trial:
-    """Return the same trial with expandable segments of the CUDA allocator."""
-    return Trial(plan=trial.plan, variant=trial.variant.merge(Variant(expandable_segments=True)))
 
 
 def cached_trial(factory: TrialFactory) -> TrialFactory:
@@ -127,7 +175,7 @@ class ExperimentDesign:
     multi_process_failure: str = field(default="", compare=False)
     scaling_requested: bool = field(default=False, compare=False)
     trial_cache: dict[tuple[object, ...], Trial] = field(
-        default_factory=dict, compare=False, repr=False
+        default_factory=dict, init=False, compare=False, repr=False
     )
 
     @property
@@ -145,38 +193,48 @@ class ExperimentDesign:
         return self.devices if self.scaling == "strong" else 1
 
     @property
+    def facts(self) -> ScriptProfile:
+        """The profile of a script, an empty one for a workload."""
+        return self.profile or NO_SCRIPT
+
+    @property
+    def loader(self) -> DataLoaderProfile:
+        """The DataLoader that feeds the training of a script, or an empty profile."""
+        return self.facts.loader or NO_LOADER
+
+    @property
     def uses_one_process(self) -> bool:
         """Whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"
 
     @property
+    def is_one_process_script(self) -> bool:
+        return self.uses_one_process and self.profile is not None
+
+    @property
     def single_device_script(self) -> bool:
         """Whether a script uses one device although it sees several."""
-        return (
-            self.uses_one_process and self.profile is not None and self.profile.parallel == "none"
-        )
+        return self.is_one_process_script and self.facts.parallel == "none"
 
     @property
     def sharded(self) -> bool:
         """Whether a script shards its parameters over ranks (FSDP)."""
-        return self.profile is not None and self.profile.parallel == "fsdp"
+        return self.facts.parallel == "fsdp"
 
     @property
     def has_host_reads(self) -> bool:
         """Whether the host of a script reads values of a GPU in its steps."""
-        profile = self.profile
-        return profile is not None and profile.host_syncs > 0 and self.plan.device == "cuda"
+        return self.facts.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
     def detects_anomalies(self) -> bool:
         """Whether a script uses the anomaly detection of autograd."""
-        return self.profile is not None and self.profile.detects_anomalies
+        return self.facts.detects_anomalies
 
     @property
     def has_allocator_retries(self) -> bool:
         """Whether the allocator of a script ran out of memory in its steps and tried again."""
-        profile = self.profile
-        return profile is not None and profile.alloc_retries > 0 and self.plan.device != "cpu"
+        return self.facts.alloc_retries > 0 and self.plan.device != "cpu"
 
     @property
     def can_change_batch(self) -> bool:
@@ -186,13 +244,12 @@ class ExperimentDesign:
     @property
     def can_replay_input(self) -> bool:
         """Whether batches can be replayed; in a script from a DataLoader or a batch function."""
-        profile = self.profile
-        return profile is None or profile.loader is not None or profile.batch_function is not None
+        known = self.facts.loader is not None or self.batch_function is not None
+        return self.profile is None or known
 
     @property
     def batch_function(self) -> BatchFunction | None:
-        """The function that makes the batches of a script without a DataLoader."""
-        return self.profile.batch_function if self.profile is not None else None
+        return self.facts.batch_function
 
     @property
     def cheapest_input(self) -> Input:
@@ -235,9 +292,13 @@ class ExperimentDesign:
             anomaly_detection=not self.detects_anomalies,
         )
 
+    @cached_trial
     def with_expandable_segments(self, trial: Trial) -> Trial:
         """Return ``trial`` with expandable segments if the allocator had to try again."""
-        return with_expandable_segments(trial) if self.has_allocator_retries else trial
+        if not self.has_allocator_retries:
+            return trial
+        variant = trial.variant.merge(Variant(expandable_segments=True))
+        return Trial(plan=trial.plan, variant=variant)
 
     @cached_trial
     def replicas(self, input_: Input, **interventions: Any) -> Trial:
@@ -269,7 +330,6 @@ class ExperimentDesign:
 
     @cached_trial
     def actual(self, input_: Input = "real", **interventions: Any) -> Trial:
-        """The real run under the given interventions."""
         return Trial(plan=self.plan, variant=Variant(input=input_, **interventions))
 
     @cached_trial
@@ -279,7 +339,6 @@ class ExperimentDesign:
 
     @cached_trial
     def with_plan(self, **changes: Any) -> Trial:
-        """The real run under another plan."""
         return Trial(plan=self.plan.edit(**changes))
 
     @property
@@ -289,32 +348,20 @@ class ExperimentDesign:
 
     def epoch_steps(self, plan: Plan) -> int | None:
         """Return the steps per epoch of a script, None if its length is unknown."""
-        loader = self.profile.loader if self.profile is not None else None
-        if loader is None or loader.dataset_size is None:
-            return None
-        return -(-loader.dataset_size // (plan.batch or 1))
-
-    @property
-    def broadcasts_buffers(self) -> bool:
-        """Whether the wrapper of a script broadcasts buffers in every forward."""
-        profile = self.profile
-        return profile is not None and profile.broadcast_buffers and profile.buffers > 0
-
-    @property
-    def all_reduces_every_batch(self) -> bool:
-        """Whether a script exchanges gradients with every micro-batch of a step."""
-        profile = self.profile
-        return profile is not None and self.plan.accumulate > 1 and profile.gradient_exchanges > 1
+        size = self.loader.dataset_size
+        return None if size is None else -(-size // (plan.batch or 1))
 
     @functools.cached_property
     def gradients_only(self) -> Variant:
         """The interventions that leave one gradient exchange per step as the only communication."""
         if self.sharded:
             return Variant()
+        facts = self.facts
+        several = self.plan.accumulate > 1 and facts.gradient_exchanges > 1
         return Variant(
             synchronised_batch_norm=not self.synchronises_batch_norm,
-            broadcast_buffers=not self.broadcasts_buffers,
-            exchange_each_micro_batch=not self.all_reduces_every_batch,
+            broadcast_buffers=not (facts.broadcast_buffers and facts.buffers > 0),
+            exchange_each_micro_batch=not several,
         )
 
     def _one_device_plan(self, batch: int | None) -> Plan:

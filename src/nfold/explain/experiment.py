@@ -29,18 +29,11 @@ from nfold.core.variant import Variant
 from nfold.explain import planner
 from nfold.explain.advice.pytorch import gap_locations, with_gap_locations
 from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
-from nfold.explain.metrics import compute_metrics, gpu_clock_rates, loading_ms_per_step
-from nfold.explain.planner import (
-    batch_size_trials,
-    epoch_boundary_trials,
-    interleaved_seconds,
-    with_original_batch,
-    with_run_length,
-)
+from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
 from nfold.explain.trials import (
     LARGER_BUDGET_HINT,
     TrialResults,
-    TrialRunner,
+    WorkloadRunner,
     failure_reason,
     failure_text,
     hit_time_limit,
@@ -96,7 +89,7 @@ class TimeBudget:
 class Experiment:
     """The trials of one explanation while they run."""
 
-    runner: TrialRunner
+    runner: WorkloadRunner
     time_budget: TimeBudget
     events: ExperimentEvents
     stop: StopRequest = field(default_factory=StopRequest)
@@ -117,21 +110,20 @@ class Experiment:
             self.runner = self.runner.with_profile(design.profile)
         design = self._with_run_length(design)
         self.events.planned(design, self.results)
-        self._finds_unused_parameters = (
-            design.profile is not None and design.profile.find_unused_parameters
-        )
+        results = self.results
+        self._finds_unused_parameters = design.facts.find_unused_parameters
         required, observed = list(planner.required(design)), list(planner.observed_in_probe(design))
         # A cause that the probe run observed does not wait for the slots of all other trials.
         self._run_required(design, (design.actual(), design.baseline), observed or required)
-        fixes = planner.dominant_fixes(design, self.results)
+        fixes = planner.dominant_fixes(design, results)
         self._run_round(self._affordable(fixes), 0, fixes)
-        epochs = epoch_boundary_trials(
-            design, self.results, self.runner.epoch_steps, self.time_budget.budget_s
+        epochs = planner.epoch_boundary_trials(
+            design, results, self.runner.epoch_steps, self.time_budget.budget_s
         )
-        urgent = [*observed, *batch_size_trials(design)]
+        urgent = [*observed, *planner.batch_size_trials(design)]
         first_round = [*urgent, *required, *epochs]
         original_batch = functools.partial(
-            with_original_batch, design, self.results, self._interleaved_failures
+            planner.with_original_batch, design, results, self._interleaved_failures
         )
         self._run_round(self._affordable(first_round), 0, urgent, until=original_batch)
         other_design = original_batch()
@@ -140,24 +132,17 @@ class Experiment:
             return self.run(other_design)
         self._run_round(first_round, 0)
         for number in range(1, MAX_ROUNDS):
-            follow_ups = planner.follow_ups(design, self.results)
+            follow_ups = planner.follow_ups(design, results)
             trials = self._next_trials(design, [*first_round, *follow_ups], number)
-            new = [
-                trial
-                for trial in dict.fromkeys([*follow_ups, *trials])
-                if not self.results.was_tried(trial)
-            ]
-            if number == 1 and "unsteady" in self.results.unstable_steps():
+            tried = {**results.runs, **results.reasons}
+            new = [one for one in dict.fromkeys([*follow_ups, *trials]) if one not in tried]
+            if number == 1 and "unsteady" in results.unstable_steps():
                 new = [design.actual(), *new]
-            if (
-                not (trials or new)
-                or self.stop
-                or not self._run_round([*new, *trials], number, new)
-            ):
+            if self.stop or not self._run_round([*new, *trials], number, new):
                 break
-        clock_rates = gpu_clock_rates(self.results.measurements(), design.devices)
         return dataclasses.replace(
-            with_gap_locations(design, self.results.measurements()), clock_rates=clock_rates
+            with_gap_locations(design, results.measurements()),
+            clock_rates=gpu_clock_rates(results.measurements(), design.devices),
         )
 
     def run_probe(self, trial: Trial, *, force: bool = False) -> Measurement:
@@ -174,13 +159,13 @@ class Experiment:
         step_s = self._step_s = (design.step_ms or self._pilot_step_ms(design)) / 1e3
         single = Trial(plan=design.plan.edit(steps=1, epochs=None))
         interleaved = self.runner.shared_trial(single) is not None
-        return with_run_length(design, step_s, interleaved=interleaved)
+        return planner.with_run_length(design, step_s, interleaved=interleaved)
 
     def _pilot_step_ms(self, design: ExperimentDesign) -> float:
         pilot = Trial(plan=design.plan.edit(steps=PILOT_STEPS, epochs=None))
         self._run_required(design, [pilot])
         (found,) = self.results.runs.pop(pilot).values()
-        return compute_metrics(found, ranks_synchronize=True)["step"]
+        return pilot.metrics(found)["step"]
 
     def _run_round(
         self,
@@ -246,12 +231,10 @@ class Experiment:
                 missing = [one for one in group if self._needs_run(one, 0)]
                 if trial in missing:
                     if self._step_s > LONG_STEP_S:
-                        seconds = interleaved_seconds(design, missing, self._step_s)
+                        seconds = planner.interleaved_seconds(design, missing, self._step_s)
                         if seconds > self.time_budget.remaining_s:
                             missing = [trial]
-                    self.events.started(missing, 0, self.time_budget.remaining_s)
-                    self._record(missing, 0, self._run(missing, 0))
-                    self.events.updated(self.time_budget.remaining_s)
+                    self._measure(missing, 0)
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """Run the trials of one process tree, if time allows; return whether any is measured.
@@ -263,10 +246,7 @@ class Experiment:
         seconds, new = self.results.expected_seconds(missing), not self.results.has(missing[:1])
         remaining_s = (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
         if missing and not self.stop and seconds <= remaining_s:
-            self.events.started(missing, number, self.time_budget.remaining_s)
-            limit_s = self.time_budget.remaining_s + seconds
-            self._record(missing, number, self._run(missing, number, limit_s))
-            self.events.updated(self.time_budget.remaining_s)
+            self._measure(missing, number, self.time_budget.remaining_s + seconds)
         return any(number in self.results.runs.get(trial, {}) for trial in group)
 
     def _needs_run(self, trial: Trial, number: int) -> bool:
@@ -282,12 +262,14 @@ class Experiment:
             self._record([trial], number, [found])
         return found is None
 
-    def _run(
-        self, trials: Sequence[Trial], number: int, limit_s: float | None = None
-    ) -> list[Measurement]:
+    def _measure(self, trials: Sequence[Trial], number: int, limit_s: float | None = None) -> None:
+        self.events.started(trials, number, self.time_budget.remaining_s)
         if len(trials) > 1:
-            return self.runner.measure_interleaved(trials, number, limit_s)
-        return [self.runner.measure(trial, number, limit_s) for trial in trials]
+            found = self.runner.measure_interleaved(trials, number, limit_s)
+        else:
+            found = [self.runner.measure(trial, number, limit_s) for trial in trials]
+        self._record(trials, number, found)
+        self.events.updated(self.time_budget.remaining_s)
 
     def _record(self, trials: Sequence[Trial], number: int, found: list[Measurement]) -> None:
         """Add measurements to the results.
@@ -298,9 +280,7 @@ class Experiment:
         self.events.finished(trials, number, found, self.time_budget.remaining_s)
         for trial, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
-            measured = ok and bool(
-                compute_metrics(measurement, ranks_synchronize=trial.ranks_synchronize)
-            )
+            measured = ok and bool(trial.metrics(measurement))
             if len(trials) > 1 and not measured and (ok or not self.stop):
                 self._not_interleaved.add(trial)
             else:
@@ -343,47 +323,40 @@ def probe_script(
     or fails, it runs again as one process that sees all devices. Raises RunFailure with the error
     of the script if neither trains.
     """
-    name, several = experiment.runner.target_name, devices_plan.devices != 1
+    name, several = str(experiment.runner.workload), devices_plan.devices != 1
     strategy = "ddp" if several else "single"
     plan = devices_plan.edit(strategy=strategy, steps=PROBE_STEPS, warmup_steps=WARMUP_STEPS)
     ranks = Trial(plan=plan, variant=Variant(profiler_steps=True))
     one_process = Trial(plan=plan.edit(strategy="dp"), variant=ranks.variant)
     others = (one_process,) if several else ()
     first, profiles = _run_probe(experiment, ranks, read_profiles, *others)
-    if not several:
-        if first.status != "ok":
-            raise RunFailure(_failure_message(experiment.runner, first))
-        return _design_from_probe(first, scaling or "weak", profiles[0], machine)
-    if first.status == "ok" and any(profile.process_group for profile in profiles):
+    if first.status == "ok" and (not several or any(one.process_group for one in profiles)):
         profile = profiles[0]
-        if profile.parallel in MODEL_PARALLEL_NAMES:
+        if several and profile.parallel in MODEL_PARALLEL_NAMES:
             raise RunFailure(
                 f"{name} divides its model over {devices_plan.devices or 1} devices "
                 f"({MODEL_PARALLEL_NAMES[profile.parallel]}), which compute the same samples "
                 "together; nfold explains only work that is divided by samples; next: --devices 1, "
                 "to explain one device"
             )
-        profile = dataclasses.replace(profile, slices_batches=_slices_batches(first, profile))
+        if several:
+            share = profile.samples_per_step / max(1, profile.world_size)
+            same = check_same_samples(first.ranks) is not None
+            slices = same and 0 < profile.model_samples_per_step == share
+            profile = dataclasses.replace(profile, slices_batches=slices)
         return _design_from_probe(first, scaling or "weak", profile, machine)
-    if _fails_in_any_process(first):
+    if not several or _fails_in_any_process(first):
         raise RunFailure(_failure_message(experiment.runner, first))
     second, profiles = _run_probe(experiment, one_process, read_profiles)
     if second.status != "ok":
         failed = first if first.status != "ok" else second
         raise RunFailure(_failure_message(experiment.runner, failed))
-    design = _design_from_probe(
-        second, scaling or _natural_scaling(profiles[0]), profiles[0], machine
-    )
+    profile = profiles[0]
+    design = _design_from_probe(second, scaling or _natural_scaling(profile), profile, machine)
     failure = "" if first.status == "ok" else failure_text(first)
     return dataclasses.replace(
         design, multi_process_failure=failure, scaling_requested=scaling is not None
     )
-
-
-def _slices_batches(found: Measurement, profile: ScriptProfile) -> bool:
-    share = profile.samples_per_step / max(1, profile.world_size)
-    same = check_same_samples(found.ranks) is not None
-    return same and 0 < profile.model_samples_per_step == share
 
 
 def _run_probe(
@@ -404,10 +377,12 @@ def _run_probe(
     return found, profiles
 
 
-def _failure_message(runner: TrialRunner, failed: Measurement) -> str:
-    name, text = runner.target_name, failure_text(failed)
+def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
+    name, text = str(runner.workload), failure_text(failed)
     rank = (failed.cause.rank if failed.cause else None) or 0
-    log = display_path((runner.results_folder / str(failed.folder) / f"rank-{rank}.log").absolute())
+    log = display_path(
+        (runner.options.results / str(failed.folder) / f"rank-{rank}.log").absolute()
+    )
     printed = f"; its output: {log}" if failed.folder else ""
     what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
     return f"{what}{_probe_hint(failed)}{printed}"

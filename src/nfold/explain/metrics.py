@@ -147,19 +147,18 @@ def _with_short_windows(windows: Sequence[Sequence[Window]]) -> list[Sequence[Wi
         last = found[-1][0] if found else window
         follows = window.epoch_gap is None and window.first_step == last.first_step + last.steps
         if follows and window.steps < longest:
-            found[-1] = [_join_windows(*pair) for pair in zip(found[-1], same, strict=True)]
+            found[-1] = [
+                dataclasses.replace(
+                    one,
+                    seconds=one.seconds + other.seconds,
+                    steps=one.steps + other.steps,
+                    samples=one.samples + other.samples,
+                )
+                for one, other in zip(found[-1], same, strict=True)
+            ]
         else:
             found.append(same)
     return found
-
-
-def _join_windows(one: Window, other: Window) -> Window:
-    return dataclasses.replace(
-        one,
-        seconds=one.seconds + other.seconds,
-        steps=one.steps + other.steps,
-        samples=one.samples + other.samples,
-    )
 
 
 def _samples(same: Iterable[Window]) -> int:
@@ -305,12 +304,13 @@ def gpu_clock_rates(measurements: Iterable[Measurement], devices: int) -> tuple[
     every = [samples.get(device, []) for device in range(devices)]
     if devices < 2 or any(len(rates) < MIN_CLOCK_SAMPLES for rates in every):
         return ()
-    return tuple(_typical_clock_rate(rates) for rates in every)
-
-
-def _typical_clock_rate(rates: Sequence[GpuClockRate]) -> GpuClockRate:
-    reason, _ = Counter(rate.throttle_reason for rate in rates).most_common(1)[0]
-    return GpuClockRate(median([rate.mhz for rate in rates]), reason)
+    return tuple(
+        GpuClockRate(
+            median([rate.mhz for rate in rates]),
+            Counter(rate.throttle_reason for rate in rates).most_common(1)[0][0],
+        )
+        for rates in every
+    )
 
 
 def slow_clock_advice(rates: Sequence[GpuClockRate], device: int, slowdown: float) -> str | None:

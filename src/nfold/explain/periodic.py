@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from nfold.core.measurement import Measurement, RankSamples, Window
 from nfold.core.stats import mad_deviation, median, midmean
@@ -61,11 +60,6 @@ class PeriodicWork:
         most = max(self.events, key=lambda event: event.rate * event.cost_ms, default=None)
         return None if most is None else 1 / most.rate
 
-    @property
-    def longest_period(self) -> float:
-        """Steps between two events of the rarest kind, 0 without events."""
-        return max((1 / event.rate for event in self.events), default=0.0)
-
 
 def find_periodic_work(members: Mapping[Trial, Measurement]) -> dict[Trial, PeriodicWork]:
     """Return the periodic work of trials that shared a process tree, if host gaps were recorded.
@@ -78,20 +72,20 @@ def find_periodic_work(members: Mapping[Trial, Measurement]) -> dict[Trial, Peri
         timed = one.status == "ok" and all(rank.step_ms for rank in one.ranks)
         if gaps and all(gaps) and timed and one.plan.epochs is None:
             found.setdefault(gaps, {})[trial] = one
-    return {
-        trial: work
-        for same in found.values()
-        for trial, work in _periodic_work_of_processes(same).items()
-    }
+    works = ((same, _periodic_work_of_processes([*same.values()])) for same in found.values())
+    return {trial: work for same, work in works for trial in same}
 
 
 def periodic_metrics(work: PeriodicWork | None, others: Iterable[PeriodicWork]) -> Metrics:
     """Return the metrics of a tree, if it ran long enough to show the events of ``others``."""
-    longest = max((other.longest_period for other in others), default=0.0)
+    rates = [event.rate for other in others for event in other.events]
+    longest = 1 / min(rates) if rates else 0.0  # steps between two events of the rarest kind
     if work is None or (not work.events and work.steps < MIN_EVENTS * longest):
         return {}
-    period = work.period
-    return {"periodic": work.ms_per_step, **({} if period is None else {"period": period})}
+    found = {"periodic": work.ms_per_step}
+    if work.period is not None:
+        found["period"] = work.period
+    return found
 
 
 def host_gap_metrics(measurement: Measurement, periodic: PeriodicWork | None) -> Metrics:
@@ -115,13 +109,13 @@ def without_affected_steps(measurement: Measurement, periodic: PeriodicWork | No
     return dataclasses.replace(measurement, ranks=ranks) if left else measurement
 
 
-def _periodic_work_of_processes(members: Mapping[Trial, Measurement]) -> dict[Trial, PeriodicWork]:
+def _periodic_work_of_processes(members: Sequence[Measurement]) -> PeriodicWork:
     """Find the periodic work of trials that ran in the same processes.
 
     Several ranks may be late for one event, or wait for the late rank: it counts once, as on the
     rank that is delayed most.
     """
-    ranks = [list(same) for same in zip(*(one.ranks for one in members.values()), strict=True)]
+    ranks = [list(same) for same in zip(*(one.ranks for one in members), strict=True)]
     last = min(len(same[0].host_gaps_ms) for same in ranks)
     step_ms = median([ms for same in ranks for one in same for ms in one.step_ms])
     steps = range(ranks[0][0].warmup_steps, last)
@@ -141,8 +135,7 @@ def _periodic_work_of_processes(members: Mapping[Trial, Measurement]) -> dict[Tr
         if not known and event.rate * event.cost_ms > MIN_COST_FRACTION * step_ms:
             events.append(event)
             taken.append(late)
-    work = PeriodicWork(len(steps), frozenset().union(*taken), tuple(events))
-    return dict.fromkeys(members, work)
+    return PeriodicWork(len(steps), frozenset().union(*taken), tuple(events))
 
 
 def _events_of_rank(
@@ -158,15 +151,16 @@ def _events_of_rank(
     counted, skipped, rate_before = set[int](), set[int](), 0.0
     for similar in _similar_gaps(gaps):
         choices = (counted | similar, counted | similar | skipped)
-        found = [(find_period(sorted(steps), observed), steps) for steps in choices]
-        period, together = next((pair for pair in found if pair[0]), (None, counted))
+        found = (find_period(sorted(steps), observed) for steps in choices)
+        period = next(filter(None, found), None)
+        together = counted if period is None else {*period.known}
         costs = [excess[step] for step in together - counted if step in excess]
         if period is None or not costs:
             skipped |= similar
             continue
         counted = together
         cost_ms = median(costs)
-        late, rate = period.late_steps(sorted(together), most, cost_ms / 2)
+        late, rate = period.late_steps(most, cost_ms / 2)
         if rate > rate_before:
             yield PeriodicEvent(cost_ms, rate - rate_before), late
             rate_before = rate
@@ -264,17 +258,34 @@ class ObservedSteps:
         return step - (self.epoch_starts[epoch - 1] if epoch else 0)
 
 
-class PeriodicSteps(Protocol):
-    """The steps that periodic work may precede."""
+@dataclass(frozen=True)
+class PeriodicSteps:
+    """The steps that periodic work may precede.
 
-    def late_steps(
-        self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
-    ) -> tuple[set[int], float]:
-        """Return the late steps and their rate, given the ``ordered`` steps after long gaps.
+    ``known`` are the ordered steps after long gaps, ``between`` the other steps of the period
+    between the first and the last of them, or of all epochs; ``outside`` are further steps.
+    ``observed`` is the number of observed steps if the period begins anew in every epoch.
+    """
+
+    known: Sequence[int]
+    between: Sequence[int]
+    outside: Sequence[int] = ()
+    observed: int | None = None
+
+    def late_steps(self, excess: Mapping[int, float], least_ms: float) -> tuple[set[int], float]:
+        """Return the late steps and their rate.
 
         A step of the period that exceeds the usual step by ``least_ms`` is late too. Among steps
         that were not timed, the same fraction is late as among the timed ones.
         """
+        late = {at for at in (*self.between, *self.outside) if excess.get(at, 0.0) > least_ms}
+        timed = [at for at in self.between if at in excess]
+        part = sum(at in late for at in timed) / max(1, len(timed))
+        late |= {*self.known}
+        count = len(late) + part * (len(self.between) - len(timed))
+        if self.observed is not None:
+            return late, count / self.observed
+        return late, (count - 1) / (max(late) - min(late))
 
 
 def find_period(ordered: Sequence[int], observed: ObservedSteps) -> PeriodicSteps | None:
@@ -282,55 +293,7 @@ def find_period(ordered: Sequence[int], observed: ObservedSteps) -> PeriodicStep
     return _constant_period(ordered, observed.steps) or _period_per_epoch(ordered, observed)
 
 
-@dataclass(frozen=True)
-class ConstantPeriod:
-    """Steps at a constant distance."""
-
-    steps: range
-    period: int
-
-    def late_steps(
-        self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
-    ) -> tuple[set[int], float]:
-        # Other distances are of epochs, in which the script counts anew.
-        period = self.period
-        pairs = [(step, after) for step, after in pairwise(ordered) if (after - step) % period == 0]
-        inside = [at for step, after in pairs for at in range(step + period, after, period)]
-        before = range(ordered[0] - period, self.steps.start - 1, -period)
-        outside = [*before, *range(ordered[-1] + period, self.steps.stop, period)]
-        late, unseen = _late_steps(ordered, inside, outside, excess, least_ms)
-        return late, (len(late) + unseen - 1) / (max(late) - min(late))
-
-
-@dataclass(frozen=True)
-class PeriodPerEpoch:
-    """Steps at a constant distance within every epoch."""
-
-    steps: range
-    event_steps: tuple[int, ...]
-
-    def late_steps(
-        self, ordered: Sequence[int], excess: Mapping[int, float], least_ms: float
-    ) -> tuple[set[int], float]:
-        inside = sorted({*self.event_steps} - {*ordered})
-        late, unseen = _late_steps(ordered, inside, (), excess, least_ms)
-        return late, (len(late) + unseen) / len(self.steps)
-
-
-def _late_steps(
-    ordered: Sequence[int],
-    inside: Sequence[int],
-    outside: Sequence[int],
-    excess: Mapping[int, float],
-    least_ms: float,
-) -> tuple[set[int], float]:
-    late = {at for at in (*inside, *outside) if excess.get(at, 0.0) > least_ms}
-    timed = [at for at in inside if at in excess]
-    part = sum(at in late for at in timed) / max(1, len(timed))
-    return late.union(ordered), part * (len(inside) - len(timed))
-
-
-def _constant_period(ordered: Sequence[int], steps: range) -> ConstantPeriod | None:
+def _constant_period(ordered: Sequence[int], steps: range) -> PeriodicSteps | None:
     """Return the distance of most steps, or its divisor: a host that never waits has no gap.
 
     Two steps always have a distance: it must count from the first step of the script, or from 0
@@ -343,23 +306,29 @@ def _constant_period(ordered: Sequence[int], steps: range) -> ConstantPeriod | N
         enough = len(ordered) >= OBSERVED_FRACTION * (len(steps) // period)
         from_start = (ordered[0] + UNCOUNTED_STEPS) % period <= UNCOUNTED_STEPS + 1
         if regular and enough and (len(ordered) > MIN_EVENTS or from_start):
-            return ConstantPeriod(steps, period)
+            # Other distances are of epochs, in which the script counts anew.
+            same = [pair for pair in pairwise(ordered) if (pair[1] - pair[0]) % period == 0]
+            between = [at for first, last in same for at in range(first + period, last, period)]
+            before = range(ordered[0] - period, steps.start - 1, -period)
+            after = range(ordered[-1] + period, steps.stop, period)
+            return PeriodicSteps(ordered, between, (*before, *after))
     return None
 
 
-def _period_per_epoch(ordered: Sequence[int], observed: ObservedSteps) -> PeriodPerEpoch | None:
+def _period_per_epoch(ordered: Sequence[int], observed: ObservedSteps) -> PeriodicSteps | None:
     if not observed.epoch_starts or len(ordered) <= MIN_EVENTS:
         return None
     places = [observed.step_in_epoch(step) for step in ordered]
     distances = {after - place for place, after in pairwise(places) if after > place}
     for period in sorted(distances - AMBIGUOUS_PERIODS, reverse=True):
         ((remainder, count),) = Counter(place % period for place in places).most_common(1)
-        every = tuple(
+        every = [
             step
             for step in observed.steps
             if (place := observed.step_in_epoch(step)) and place % period == remainder
-        )
+        ]
         regular = count >= REGULAR_FRACTION * len(ordered)
         if regular and len(ordered) >= OBSERVED_FRACTION * len(every):
-            return PeriodPerEpoch(observed.steps, every)
+            between = sorted({*every} - {*ordered})
+            return PeriodicSteps(ordered, between, observed=len(observed.steps))
     return None

@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from nfold.core.interleave import schedule_slots
 from nfold.core.plan import LONG_STEP_S, MIN_TIMED_STEPS, WARMUP_STEPS, Plan
-from nfold.explain import attribution
-from nfold.explain.advice import pytorch
-from nfold.explain.attribution import FindingBuilder, cause_pairs
-from nfold.explain.cause_costs import Attribution
+from nfold.explain.attribution import FindingBuilder, break_even_trials, cause_pairs
 from nfold.explain.causes import CAUSES_BY_ID, Cause, applicable_causes
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.input_pipeline import real_input_trials
 from nfold.explain.causes.launch_bound import device_busy_ms
 from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
@@ -40,23 +37,22 @@ def required(design: ExperimentDesign) -> Iterator[Trial]:
     ``epoch_boundary_trials`` returns the trials over epoch boundaries.
     """
     yield from observed_in_probe(design)
-    for cause in applicable_causes(design):
-        yield from _trials_of_cause(design, cause)
+    yield from _trials_of_causes(design, applicable_causes(design))
 
 
 def observed_in_probe(design: ExperimentDesign) -> Iterator[Trial]:
     """Yield the trials of causes that the probe run observed."""
-    for cause in applicable_causes(design):
-        if cause.observed_in_probe(design):
-            yield from _trials_of_cause(design, cause)
+    causes = applicable_causes(design)
+    return _trials_of_causes(design, [one for one in causes if one.observed_in_probe(design)])
 
 
-def _trials_of_cause(design: ExperimentDesign, cause: Cause) -> Iterator[Trial]:
-    if cause.skipped_reason(design) is None:
-        own = (*cause.multi_device_trials(design), *cause.refining_trials(design))
-        for trial in (*own, *cause.one_device_evidence(design)):
-            if trial.plan.steps is not None and trial.variant.batches_per_epoch is None:
-                yield trial
+def _trials_of_causes(design: ExperimentDesign, causes: Iterable[Cause]) -> Iterator[Trial]:
+    for cause in causes:
+        if cause.skipped_reason(design) is None:
+            own = (*cause.multi_device_trials(design), *cause.refining_trials(design))
+            for trial in (*own, *cause.one_device_evidence(design)):
+                if trial.plan.steps is not None and trial.variant.batches_per_epoch is None:
+                    yield trial
 
 
 def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
@@ -66,11 +62,11 @@ def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Tria
     """
     if design.devices > 1:
         return []
-    account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    half_ms = account.achieved_ms(account.fit.view) / 2
+    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
+    half_ms = builder.achieved_ms(builder.view) / 2
     return [
         trial
-        for finding in FindingBuilder(account).one_device_findings()
+        for finding in builder.one_device_findings()
         if finding.significant and finding.total_ms.value > half_ms
         for flag, trial in CAUSES_BY_ID[finding.cause].fixes(design).items()
         if flag
@@ -83,39 +79,26 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     Fixes of the largest losses come first, then pairs of causes removed together, then trials
     with the real input, then other batch sizes.
     """
-    account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    builder, view = FindingBuilder(account), account.fit.view
+    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
+    view = builder.view
     findings = [*builder.multi_device_findings(), *builder.one_device_findings()]
     significant = [finding for finding in findings if finding.significant]
-    step_ms = account.achieved_ms(view)
+    step_ms = builder.achieved_ms(view)
     pursued = [*significant, *_suspected_findings(design, findings, significant, step_ms)]
     pursued.sort(key=lambda finding: -finding.total_ms.value)
     found: list[Trial] = []
     for cause in dict.fromkeys(finding.cause for finding in pursued):
         fixes = CAUSES_BY_ID[cause].fixes(design)
-        found += _promising_fixes(fixes, view, SLOWER_FIX_FRACTION * step_ms)
+        measured = {t: view.step(t) for flag, t in fixes.items() if flag and view.has(t)}
+        limit_ms = min(measured.values(), default=0.0) + SLOWER_FIX_FRACTION * step_ms
+        found += [t for t in fixes.values() if t not in measured or measured[t] < limit_ms]
     found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
     if design.devices > 1 and any(finding.cause in ("input", "storage") for finding in pursued):
         found += real_input_trials(design)
-    slower = account.speedup(view) < 1
+    slower = builder.speedup(view) < 1
     if slower and not design.single_device_script and design.can_change_batch:
-        found += attribution.break_even_trials(design)
+        found += break_even_trials(design)
     return list(dict.fromkeys(found))
-
-
-def _promising_fixes(
-    fixes: Mapping[str, Trial], view: MetricView, tolerance_ms: float
-) -> list[Trial]:
-    def measured(flag: str, trial: Trial) -> bool:
-        return bool(flag) and view.has(trial)
-
-    steps_ms = [view.step(trial) for flag, trial in fixes.items() if measured(flag, trial)]
-    limit_ms = min(steps_ms, default=0.0) + tolerance_ms
-    return [
-        trial
-        for flag, trial in fixes.items()
-        if not measured(flag, trial) or view.step(trial) < limit_ms
-    ]
 
 
 def _suspected_findings(
@@ -132,25 +115,19 @@ def _suspected_findings(
 
 def widest_interval(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     """Return the trials that narrow the widest interval; empty if all are narrow."""
-    account = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    builder = FindingBuilder(account)
+    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
     findings = (
         builder.multi_device_findings() if design.devices > 1 else builder.one_device_findings()
     )
-    widest = max(findings, key=_interval_width, default=None)
-    least_ms = MIN_INTERVAL_FRACTION * account.achieved_ms(account.fit.view)
-    if widest is None or _interval_width(widest) < least_ms:
+    costs = {one.cause: one.lost_ms for one in findings}
+    widths = {name: (ms.high or 0.0) - (ms.low or 0.0) for name, ms in costs.items()}
+    least_ms = MIN_INTERVAL_FRACTION * builder.achieved_ms(builder.view)
+    if not widths or max(widths.values()) < least_ms:
         return []
-    cause = CAUSES_BY_ID[widest.cause]
-    refining = (trial for trial in cause.refining_trials(design) if results.count_rounds(trial))
+    cause = CAUSES_BY_ID[max(widths, key=lambda name: widths[name])]
+    refining = (trial for trial in cause.refining_trials(design) if trial in results.runs)
     own = cause.multi_device_trials(design) or cause.one_device_evidence(design)
     return [design.actual(), design.baseline, *own, *refining]
-
-
-def _interval_width(finding: Finding) -> float:
-    assert finding.lost_ms.low is not None
-    assert finding.lost_ms.high is not None
-    return finding.lost_ms.high - finding.lost_ms.low
 
 
 def epoch_boundary_trials(
@@ -161,18 +138,19 @@ def epoch_boundary_trials(
     They have short epochs where a script allows it, else whole epochs if these take little of the
     time budget. Otherwise ``results.reasons`` gets the reason.
     """
-    cause = EpochBoundaryCause()
+    cause = EPOCH_BOUNDARY
     if cause.skipped_reason(design) or cause.endless_reason(design):
         return []
     view = results.fit(PLANNING_RESAMPLES).view
     missing = [one for one in dict.fromkeys(cause.trials(design)) if not view.has_epoch_gap(one)]
     if cause.short_epoch_trials(design):
         return list(map(over_short_epochs, missing))
+    whole = list(map(over_whole_epochs, missing))
     reason = _too_long_reason(design, missing, view, epoch_steps, budget_s)
-    if reason is not None:
-        results.reasons |= dict.fromkeys(map(over_whole_epochs, missing), reason)
-        return []
-    return list(map(over_whole_epochs, missing))
+    if reason is None:
+        return whole
+    results.reasons |= dict.fromkeys(whole, reason)
+    return []
 
 
 def _too_long_reason(
@@ -193,7 +171,7 @@ def _too_long_reason(
         needed_s += (plan.epochs or 1) * steps * view.step(trial) / 1e3
     if needed_s > EPOCH_BUDGET_FRACTION * budget_s:
         fixed = ", and the trainer reads their length ahead, so that none can be shortened"
-        fixed *= EpochBoundaryCause().length_is_fixed(design)
+        fixed *= design.loader.length_read_ahead
         return f"whole epochs take {needed_s:.0f} s{fixed}; next: --budget {10 * needed_s:.0f}s"
     return None
 
@@ -203,14 +181,8 @@ def batch_size_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
 
     It uses one device, because replicas may fail for other reasons.
     """
-    if (
-        design.profile is None
-        or design.scaling_requested
-        or design.scaling == "weak"
-        or not design.uses_one_process
-    ):
-        return ()
-    return (design.one_device("real"),)
+    known = design.scaling_requested or design.scaling == "weak"
+    return () if known or not design.is_one_process_script else (design.one_device("real"),)
 
 
 def with_original_batch(
@@ -226,25 +198,21 @@ def with_original_batch(
         _has_smaller_batch(design, trial) for trial in results.runs
     ):
         return None
-    assert design.profile is not None
-    error = next(
-        (
-            reason.removeprefix(CRASHED_PREFIX)
-            for trial, reason in {**interleaved_failures, **results.reasons}.items()
-            if trial.plan.devices == 1
-            and _has_smaller_batch(design, trial)
-            and reason.startswith(CRASHED_PREFIX)
-        ),
-        None,
+    errors = (
+        reason.removeprefix(CRASHED_PREFIX)
+        for trial, reason in {**interleaved_failures, **results.reasons}.items()
+        if trial.plan.devices == 1
+        and _has_smaller_batch(design, trial)
+        and reason.startswith(CRASHED_PREFIX)
     )
+    error = next(errors, None)
     if error is None:
         return None
     return dataclasses.replace(
         design,
         plan=design.plan.edit(batch=(design.plan.batch or 1) * design.devices),
         scaling="weak",
-        profile=dataclasses.replace(design.profile, fixed_batch_error=error),
-        trial_cache={},
+        profile=dataclasses.replace(design.facts, fixed_batch_error=error),
     )
 
 
@@ -281,14 +249,12 @@ def with_run_length(
         epochs=None,
         warmup_steps=_warmup_steps(design, round_up(MAX_WARMUP_S / step_s)),
     )
-    return dataclasses.replace(design, plan=plan, trial_cache={})
+    return dataclasses.replace(design, plan=plan)
 
 
 def _timed_s(design: ExperimentDesign, step_s: float) -> float:
     timed_s = TIMED_INTERLEAVED_S[str(design.plan.device)]
-    if design.profile is None:
-        return timed_s
-    batches = pytorch.training_loader(design.profile).batches_per_epoch
+    batches = design.loader.batches_per_epoch
     if batches is None or batches / design.plan.accumulate * step_s > timed_s:
         return timed_s
     return max(timed_s, TIMED_S)
@@ -309,10 +275,8 @@ def interleaved_seconds(design: ExperimentDesign, trials: Sequence[Trial], step_
 
     Replayed batches save the wait for input that the probe run observed.
     """
-    replayed_s = step_s
-    if design.profile is not None:
-        busy_s = (device_busy_ms(design) or 0.0) / 1e3
-        replayed_s = max(step_s - design.profile.input_wait_ms / 1e3, busy_s)
+    busy_s = (device_busy_ms(design) or 0.0) / 1e3
+    replayed_s = max(step_s - design.facts.input_wait_ms / 1e3, busy_s)
     variants, seconds, slot_step_s = [trial.variant for trial in trials], 0.0, step_s
     for slot in reversed(schedule_slots(variants, trials[0].plan)):
         # Steps in which a change takes effect are like those after it.

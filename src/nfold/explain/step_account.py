@@ -4,56 +4,65 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from nfold.core.measurement import Measurement
 from nfold.explain.advice.pytorch import split_code, split_location
-from nfold.explain.advice.trial_names import name_trial
 from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID, Cause
 from nfold.explain.causes.cause import remaining_ms
-from nfold.explain.causes.synchronization import LATENCY
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.causes.collectives import LATENCY
+from nfold.explain.design import Trial, name_trial
 from nfold.explain.estimate.bootstrap import MetricView, Statistic
-from nfold.explain.metrics import compute_metrics
-from nfold.explain.result.account import (
+from nfold.explain.result.budget import (
+    MIN_STEP_FRACTION,
+    ROW_LABELS,
     WAITING,
     WORKING,
     AccountRow,
     Alternative,
     Change,
+    Finding,
     StepAccount,
     TrialSummary,
 )
-from nfold.explain.result.budget import MIN_STEP_FRACTION, Finding
-from nfold.explain.trials import TrialResults
 
-ROW_OF_CAUSE = {
+# The rows of causes that have no row of their own name.
+SHARED_ROWS = {
     "input": "data-loader",
     "storage": "data-loader",
     "link": "communication",
     "network": "communication",
-    "synchronization": "synchronization",
-    "copies": "copies",
     "launch-bound": "launch",
-    "epoch-boundary": "epoch-boundary",
-    "imbalance": "imbalance",
-    "threads": "threads",
-    "layout": "layout",
-    "memory": "memory",
-    "single-process": "single-process",
 }
 PART_LABELS = {
     "input": WORKING,
     "storage": WAITING,
     "link": "bytes on the link",
     "network": "bytes on the network",
-    "latency": "latency, one element per bucket",
+    LATENCY: "latency, one element per bucket",
 }
 TIE_FRACTION = 0.02
 """Of the fastest step: a smaller setting within this is preferred."""
 SETTING = re.compile(r"(?:--([a-z-]+)[ =]|\b([a-z_]+)=)(\w+)")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a row: a cause, or a component of a cause that has another row."""
+
+    name: str
+    cause: Cause
+    ms: Statistic
+
+
+def _sum_of(parts: Iterable[Part]) -> Statistic:
+    costs = [part.ms for part in parts]
+    return lambda view: sum(cost(view) for cost in costs)
+
+
+def _row_of(cause_id: str) -> str:
+    return SHARED_ROWS.get(cause_id, cause_id)
 
 
 class StepAccountBuilder:
@@ -65,62 +74,73 @@ class StepAccountBuilder:
 
     def __init__(self, attribution: Attribution, findings: Sequence[Finding]) -> None:
         """``findings``: of N devices and of one; both kinds may name the same cause."""
-        self.attribution, self.findings = attribution, findings
-        self.design: ExperimentDesign = attribution.design
-        self.results: TrialResults = attribution.results
-        self.fit = attribution.fit
-        view = self.fit.view
+        self.attribution, self.findings, self.fit = attribution, findings, attribution.fit
+        self.design, self.results = attribution.design, attribution.results
+        view = self.view = attribution.view
         self._has_share = view.has(self.design.one_device("real"))
-        self._causes = [
-            CAUSES_BY_ID[name]
-            for name in dict.fromkeys(row.cause for row in findings)
-            if name in ROW_OF_CAUSE
-        ]
-        self._losing = [
-            cause
-            for cause in self._causes
-            if self._has_share and self._one_device_known(cause)
-            if cause.one_device_ms(self.design, view) > 0
-            or (cause.id == "launch-bound" and cause.total_ms(self.design, view) > 0)
-        ]
+        names = dict.fromkeys(finding.cause for finding in findings)
+        self._causes = [CAUSES_BY_ID[name] for name in names if _row_of(name) in ROW_LABELS]
+        self._single: dict[Cause, Statistic] = {}
+        for cause in self._causes:
+            # If both estimates are of the same time, the larger counts, and only on one device.
+            whole = cause.total_ms if cause.same_loss else cause.one_device_ms
+            trials = cause.one_device_trials(self.design)
+            known = self._has_share and bool(trials) and view.has(*trials)
+            if known and (
+                cause.one_device_ms(self.design, view) > 0 or whole(self.design, view) > 0
+            ):
+                self._single[cause] = functools.partial(whole, self.design)
         self._more = [
             cause
             for cause in self._causes
             if self.design.devices > 1 and cause.available_trials(self.design, view)
-            if not (self._has_share and cause.id == "launch-bound")
+            if not (self._has_share and cause.same_loss)
         ]
+        self._rows: dict[str, list[Part]] = {}
+        for cause in self._causes:
+            self._add_parts(cause)
+
+    def _add_parts(self, cause: Cause) -> None:
+        rest: Statistic = functools.partial(self._cause_ms, cause)
+        for name, row in cause.component_rows.items():
+            if name in self._components(cause):
+                component = self.attribution.component(cause, name)
+                self._rows.setdefault(row, []).append(Part(name, cause, component))
+                rest = functools.partial(_difference, rest, component)
+        self._rows.setdefault(_row_of(cause.id), []).append(Part(cause.id, cause, rest))
 
     def build(self) -> StepAccount:
         """The account, its small rows merged into what is not attributed."""
-        costs = self._costs()
-        self._row_costs = {row: _total(parts) for row, parts in costs.items()}
-        shown: dict[str, dict[str, Statistic]] = {}
-        small = []
-        rows = {row: self._row(row, parts) for row, parts in costs.items()}
-        certain = {row for row, parts in costs.items() if self._is_significant(row, parts)}
-        least = MIN_STEP_FRACTION * self.step_ms(self.fit.view)
-        for row, parts in costs.items():
-            # Without any certain cost, show those that are likely: a hint is better than none.
-            likely = not certain and (rows[row].ms.low or 0.0) > least
-            if row in certain or likely:
-                shown[row] = parts
-            else:
-                small.append(rows[row])
-
-        def rest(view: MetricView) -> float:
-            known = sum(cost(view) for parts in shown.values() for cost in parts.values())
-            return self.step_ms(view) - self._compute_ms(view) - known
-
-        ordered = sorted((rows[row] for row in shown), key=lambda row: -row.ms.value)
+        rows = {row: self._row(row, parts) for row, parts in self._rows.items()}
+        certain = {row for row in rows if self._is_significant(rows[row])}
+        least = MIN_STEP_FRACTION * self.step_ms(self.view)
+        # Without any certain cost, show those that are likely: a hint is better than none.
+        likely = {row for row in rows if not certain and (rows[row].ms.low or 0.0) > least}
+        shown = {
+            row: _sum_of(parts) for row, parts in self._rows.items() if row in certain | likely
+        }
+        known = [part for row in shown for part in self._rows[row]]
         return StepAccount(
             step_ms=self.fit.interval(self.step_ms),
-            rows=(
-                AccountRow(id="compute", ms=self.fit.interval(self._compute_ms)),
-                *(replace(row, significant=row.id in certain) for row in ordered),
-                AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
+            rows=self._with_rest(
+                (replace(rows[row], significant=row in certain) for row in shown),
+                self.step_ms,
+                _sum_of(known),
             ),
-            small=tuple(small),
+            small=tuple(rows[row] for row in rows if row not in shown),
             one_device=self._one_device_rows(shown),
+        )
+
+    def _with_rest(
+        self, rows: Iterable[AccountRow], step_ms: Statistic, known_ms: Statistic
+    ) -> tuple[AccountRow, ...]:
+        def rest(view: MetricView) -> float:
+            return step_ms(view) - self._compute_ms(view) - known_ms(view)
+
+        return (
+            AccountRow(id="compute", ms=self.fit.interval(self._compute_ms)),
+            *sorted(rows, key=lambda row: -row.ms.value),
+            AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
         )
 
     def step_ms(self, view: MetricView) -> float:
@@ -131,162 +151,99 @@ class StepAccountBuilder:
     def _compute_ms(self, view: MetricView) -> float:
         if not self._has_share:
             return self.attribution.ideal_ms(view)
-        costs = [(self._one_device_cause_ms(cause, view), cause) for cause in self._losing]
-        busy = max((cause.floor_ms(self.design) for cause in self._losing), default=0.0)
-        least = busy - sum(ms for ms, cause in costs if cause.occupies_device)
-        own = self.attribution.one_device_step_ms(view)
-        return remaining_ms(own, sum(ms for ms, _ in costs), least)
-
-    def _one_device_known(self, cause: Cause) -> bool:
-        trials = cause.one_device_trials(self.design)
-        return bool(trials) and self.fit.view.has(*trials)
-
-    def _costs(self) -> dict[str, dict[str, Statistic]]:
-        """The parts of every row; a part of a row is a cause, or a component of one."""
-        found: dict[str, dict[str, Statistic]] = {}
-        for cause in self._causes:
-            own = functools.partial(self._cause_ms, cause)
-            parts: dict[str, tuple[str, Statistic]] = {cause.id: (ROW_OF_CAUSE[cause.id], own)}
-            if cause.id == "synchronization" and LATENCY in self._components(cause):
-                latency = functools.partial(self._component_ms, cause, LATENCY)
-                rest = functools.partial(_difference, own, latency)
-                parts = {
-                    "latency": ("communication", latency),
-                    cause.id: ("synchronization", rest),
-                }
-            for name, (row, cost) in parts.items():
-                found.setdefault(row, {})[name] = cost
-        return found
+        return self.attribution.compute_ms(self._single, view)
 
     def _components(self, cause: Cause) -> dict[str, float]:
-        return cause.components(self.design, self.fit.view) if cause in self._more else {}
-
-    def _component_ms(self, cause: Cause, name: str, view: MetricView) -> float:
-        return cause.components(self.design, view)[name]
+        return cause.components(self.design, self.view) if cause in self._more else {}
 
     def _cause_ms(self, cause: Cause, view: MetricView) -> float:
         more = cause.lost_ms(self.design, view) if cause in self._more else 0.0
-        return more + self._one_device_cause_ms(cause, view)
+        return more + self._one_device_ms([cause], view)
 
-    def _one_device_cause_ms(self, cause: Cause, view: MetricView) -> float:
-        if cause not in self._losing:
-            return 0.0
-        if cause.id == "launch-bound":  # with strong scaling, both estimates are of the same time
-            return cause.total_ms(self.design, view)
-        return cause.one_device_ms(self.design, view)
+    def _one_device_ms(self, causes: Iterable[Cause], view: MetricView) -> float:
+        return sum(self._single[c](view) if c in self._single else 0.0 for c in causes)
 
-    def _is_significant(self, row: str, parts: dict[str, Statistic]) -> bool:
-        total = _total(parts)
-        cost = self.fit.interval(total)
-        named = any(
-            finding.significant and ROW_OF_CAUSE.get(finding.cause) == row
-            for finding in self.findings
-        )
-        large = cost.value > MIN_STEP_FRACTION * self.step_ms(self.fit.view)
-        return large and (named or self.fit.is_significant(cost, total, self.step_ms))
+    def _is_significant(self, row: AccountRow) -> bool:
+        named = any(one.significant and _row_of(one.cause) == row.id for one in self.findings)
+        large = row.ms.value > MIN_STEP_FRACTION * self.step_ms(self.view)
+        total = _sum_of(self._rows[row.id])
+        return large and (named or self.fit.is_significant(row.ms, total, self.step_ms))
 
-    def _row(self, row: str, parts: dict[str, Statistic]) -> AccountRow:
-        causes = [CAUSES_BY_ID[name] for name in parts if name in CAUSES_BY_ID]
-        split = {
-            PART_LABELS.get(name, name): self.fit.interval(cost) for name, cost in parts.items()
-        }
+    def _row(self, row: str, parts: Sequence[Part]) -> AccountRow:
+        causes = [part.cause for part in parts if part.name == part.cause.id]
+        split = {PART_LABELS.get(p.name, p.name): self.fit.interval(p.ms) for p in parts}
         if len(parts) == 1:
             split = {
-                name: self.fit.interval(functools.partial(self._component_ms, causes[0], name))
+                name: self.fit.interval(self.attribution.component(cause, name))
                 for cause in causes
                 for name in self._components(cause)
-                if name != LATENCY
+                if name not in cause.component_rows
             }
         ids = [cause.id for cause in causes]
-        if "latency" in parts:
-            view, later = self.fit.view, len(ids)
-            if 2 * parts["latency"](view) > sum(cost(view) for cost in parts.values()):
-                later = 0
-            ids.insert(later, "synchronization")
+        total, view = _sum_of(parts), self.view
+        for part in parts:
+            if part.cause not in causes:
+                ids.insert(0 if 2 * part.ms(view) > total(view) else len(ids), part.cause.id)
         return AccountRow(
             id=row,
-            ms=self.fit.interval(_total(parts)),
+            ms=self.fit.interval(total),
             causes=tuple(ids),
-            one_device_ms=self.fit.interval(
-                lambda view: sum(self._one_device_cause_ms(cause, view) for cause in causes)
-            ),
+            one_device_ms=self.fit.interval(functools.partial(self._one_device_ms, causes)),
             parts=tuple(sorted(split.items(), key=lambda part: -part[1].value)),
         )
 
     def _one_device_rows(self, shown: Mapping[str, object]) -> tuple[AccountRow, ...]:
         if self.design.devices == 1 or not self._has_share:
             return ()
-        groups: dict[str, list[Cause]] = {}
-        for cause in self._losing:
-            if ROW_OF_CAUSE[cause.id] in shown:
-                groups.setdefault(ROW_OF_CAUSE[cause.id], []).append(cause)
-
-        def cost(causes: list[Cause], view: MetricView) -> float:
-            return sum(self._one_device_cause_ms(cause, view) for cause in causes)
-
-        def rest(view: MetricView) -> float:
-            known = sum(cost(causes, view) for causes in groups.values())
-            own = self.attribution.one_device_step_ms(view)
-            return own - self._compute_ms(view) - known
-
-        rows = [
+        groups: dict[str, list[Part]] = {}
+        for cause, cost in self._single.items():
+            if _row_of(cause.id) in shown:
+                groups.setdefault(_row_of(cause.id), []).append(Part(cause.id, cause, cost))
+        totals = {row: _sum_of(parts) for row, parts in groups.items()}
+        rows = (
             AccountRow(
-                id=row,
-                ms=self.fit.interval(functools.partial(cost, causes)),
-                causes=tuple(cause.id for cause in causes),
+                id=row, ms=self.fit.interval(totals[row]), causes=tuple(part.name for part in parts)
             )
-            for row, causes in groups.items()
-        ]
-        return (
-            AccountRow(id="compute", ms=self.fit.interval(self._compute_ms)),
-            *sorted(rows, key=lambda row: -row.ms.value),
-            AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
+            for row, parts in groups.items()
+        )
+        return self._with_rest(
+            rows,
+            self.attribution.one_device_step_ms,
+            lambda view: sum(total(view) for total in totals.values()),
         )
 
     def changes(self, account: StepAccount) -> tuple[Change, ...]:
         """One change per source line, that of the largest cost first."""
         found: dict[tuple[str, str], Change] = {}
         for row in account.costs:
-            change = self._measured_change(row) or self._expected_change(row)
+            fixes: dict[str, Trial] = {}
+            for name in row.causes:
+                fixes |= self.attribution.measured_fixes(CAUSES_BY_ID[name])
+            change = self._measured_change(row, fixes) or self._expected_change(row, fixes)
             if change is not None:
                 found.setdefault((change.location, change.setting or change.code), change)
         return tuple(found.values())
 
-    def _fixes(self, row: AccountRow) -> dict[str, Trial]:
-        fixes: dict[str, Trial] = {}
-        for name in row.causes:
-            for text, trial in CAUSES_BY_ID[name].fixes(self.design).items():
-                if text and self.results.has([trial]):
-                    fixes[text] = trial
-        return fixes
-
-    def _measured_change(self, row: AccountRow) -> Change | None:
+    def _measured_change(self, row: AccountRow, fixes: dict[str, Trial]) -> Change | None:
         """The fastest measured fix that is faster than today beyond the noise; of those as fast, the
         smallest setting.
         """
-        fixes, view = self._fixes(row), self.fit.view
         after = {
-            text: self._after_ms(trial, view)
+            text: self._after_ms(trial, self.view)
             for text, trial in fixes.items()
-            if self._is_faster(trial)
+            if self.attribution.is_faster(trial)
         }
         if not after:
             return None
         near = (1 + TIE_FRACTION) * min(after.values())
         best = min(
             (text for text in after if after[text] <= near),
-            key=lambda text: (_setting_value(text), after[text]),
+            key=lambda text: (_number(_setting(text)[1]), after[text]),
         )
-        gained = functools.partial(self._gained_ms, fixes[best])
-        return self._change(row, best, gained, measured=True, alternatives=fixes)
+        gained = functools.partial(self.attribution.saved_ms, fixes[best])
+        return self._change(row, best, gained, fixes, measured=True)
 
-    def _is_faster(self, trial: Trial) -> bool:
-        gained = functools.partial(self._gained_ms, trial)
-        return self.fit.is_significant(
-            self.fit.interval(gained), gained, self.attribution.achieved_ms
-        )
-
-    def _expected_change(self, row: AccountRow) -> Change | None:
+    def _expected_change(self, row: AccountRow, fixes: dict[str, Trial]) -> Change | None:
         """What the cause's advice is, with the throughput if its whole cost goes."""
         findings = [finding for finding in self.findings if finding.cause in row.causes]
         first = row.causes[0]
@@ -298,28 +255,33 @@ class StepAccountBuilder:
             )
         )
         for finding in findings:
-            if finding.fix and finding.fix not in self._fixes(row):
-                gained = self._row_costs[row.id]
-                if row.id == "single-process":
-                    cause = CAUSES_BY_ID[finding.cause]
+            cause = CAUSES_BY_ID[finding.cause]
+            if finding.fix and finding.fix not in fixes:
+                gained = _sum_of(self._rows[row.id])
+                if cause.advice_in_words:
                     gained = functools.partial(cause.gained_ms, self.design)
-                return self._change(row, finding.fix, gained, alternatives=self._fixes(row))
+                return self._change(row, finding.fix, gained, fixes)
         return None
 
     def _change(
         self,
         row: AccountRow,
         text: str,
-        gained: Statistic | None,
+        gained: Statistic,
+        fixes: dict[str, Trial],
         *,
         measured: bool = False,
-        alternatives: dict[str, Trial] | None = None,
     ) -> Change:
         location, advice = split_location(text)
-        code, note = split_code(advice) if row.id != "single-process" else ("", advice)
-        match = SETTING.search(code) if code else None
-        setting = (match[1] or match[2]) if match else ""
-        varied, measured_values = self._alternatives(alternatives or {})
+        in_words = CAUSES_BY_ID[row.causes[0]].advice_in_words
+        code, note = ("", advice) if in_words else split_code(advice)
+        setting, _ = _setting(code)
+        varied, alternatives = self._alternatives(fixes)
+
+        def factor(view: MetricView) -> float:
+            now = self.attribution.achieved_ms(view)
+            return now / remaining_ms(now, gained(view))
+
         return Change(
             row=row.id,
             location=location,
@@ -328,21 +290,14 @@ class StepAccountBuilder:
             setting=setting,
             current=self._current_value(setting) if setting else "",
             measured=measured,
-            samples_per_s=self.attribution.samples_per_s(gained) if gained else None,
-            factor=self.fit.interval(functools.partial(self._factor, gained)) if gained else None,
+            samples_per_s=self.attribution.samples_per_s(gained),
+            factor=self.fit.interval(factor),
             varied=varied,
-            alternatives=measured_values,
+            alternatives=alternatives,
         )
 
-    def _factor(self, gained: Statistic, view: MetricView) -> float:
-        now = self.attribution.achieved_ms(view)
-        return now / remaining_ms(now, gained(view))
-
-    def _gained_ms(self, trial: Trial, view: MetricView) -> float:
-        return self.attribution.saved_ms(trial, view)
-
     def _after_ms(self, trial: Trial, view: MetricView) -> float:
-        return self.step_ms(view) - self._gained_ms(trial, view)
+        return self.step_ms(view) - self.attribution.saved_ms(trial, view)
 
     def _current_value(self, setting: str) -> str:
         profile, plan = self.design.profile, self.design.plan
@@ -358,9 +313,9 @@ class StepAccountBuilder:
         """The numeric setting that most fixes change, and its measured values."""
         values: dict[str, dict[int, Trial]] = {}
         for text, trial in fixes.items():
-            match = SETTING.search(split_location(text)[1])
-            if match and match[3].isdigit():
-                values.setdefault(match[1] or match[2], {})[int(match[3])] = trial
+            name, value = _setting(text)
+            if value.isdigit():
+                values.setdefault(name, {})[int(value)] = trial
         setting = max(values, key=lambda name: len(values[name]), default="")
         now = self._current_value(setting)
         if not now.isdigit():
@@ -387,7 +342,7 @@ class StepAccountBuilder:
                 step_ms=tuple(
                     found["step"]
                     for measurement in runs.values()
-                    if "step" in (found := _metrics(measurement, trial))
+                    if "step" in (found := trial.metrics(measurement))
                 ),
                 ids=tuple(measurement.id for measurement in runs.values()),
             )
@@ -399,14 +354,11 @@ def _difference(whole: Statistic, part: Statistic, view: MetricView) -> float:
     return whole(view) - part(view)
 
 
-def _total(parts: dict[str, Statistic]) -> Statistic:
-    return lambda view: sum(cost(view) for cost in parts.values())
-
-
-def _metrics(measurement: Measurement, trial: Trial) -> dict[str, float]:
-    return compute_metrics(measurement, ranks_synchronize=trial.ranks_synchronize)
-
-
-def _setting_value(text: str) -> int:
+def _setting(text: str) -> tuple[str, str]:
+    """Return the name and the value of the first setting in an advice; empty without one."""
     match = SETTING.search(split_location(text)[1])
-    return int(match[3]) if match and match[3].isdigit() else 0
+    return (match[1] or match[2], match[3]) if match else ("", "")
+
+
+def _number(value: str) -> int:
+    return int(value) if value.isdigit() else 0

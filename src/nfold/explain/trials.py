@@ -6,8 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from nfold.core import interleave
 from nfold.core.machine import Machine
@@ -26,7 +25,6 @@ from nfold.explain.estimate.interleaved import (
 )
 from nfold.explain.estimate.median_polish import MetricKey, TrialRun
 from nfold.explain.metrics import (
-    compute_metrics,
     contended_core_fraction,
     equalize_epoch_gaps,
     ranks_with_windows,
@@ -77,19 +75,11 @@ class TrialResults:
         if cause is not None and cause.step and cause.stalled_s:
             self.stalled_s[trial] = cause.stalled_s
 
-    def count_rounds(self, trial: Trial) -> int:
-        return len(self.runs.get(trial, {}))
-
-    def was_tried(self, trial: Trial) -> bool:
-        """Whether the trial has a measurement or a reason."""
-        return trial in self.runs or trial in self.reasons
-
     def is_done(self, trial: Trial, number: int) -> bool:
-        """Whether the trial has a measurement in this round, or a reason."""
+        """Whether the trial has a measurement of this round, or a reason."""
         return trial in self.reasons or number in self.runs.get(trial, {})
 
     def has(self, trials: Iterable[Trial]) -> bool:
-        """Whether all trials have a measurement."""
         return all(trial in self.runs for trial in trials)
 
     def missing_reason(self, trials: Iterable[Trial]) -> str | None:
@@ -131,11 +121,11 @@ class TrialResults:
         trees = Counter(m.folder or m.id for m in every)
         sizes = [trees[m.folder or m.id] for m in every]
         nearest = min((abs(size - len(trials)) for size in sizes), default=0)
-        found = [
-            m.wall_seconds - max(0, size - len(trials)) * _timed_seconds(m)
-            for size, m in zip(sizes, every, strict=True)
-            if abs(size - len(trials)) == nearest
-        ]
+        found = []
+        for size, one in zip(sizes, every, strict=True):
+            if abs(size - len(trials)) == nearest:
+                timed_s = sum(w.seconds for rank in one.ranks[:1] for w in rank.windows)
+                found.append(one.wall_seconds - max(0, size - len(trials)) * timed_s)
         return max(found, default=0.0)
 
     def fit(self, resamples: int = RESAMPLES, *, final: bool = True) -> BootstrapFit:
@@ -144,27 +134,21 @@ class TrialResults:
         tree_names: dict[TrialRun, str] = {}
         within_errors: dict[TrialRun, float] = {}
         standard_errors: list[tuple[Trial, float]] = []
-        trees = [*self._process_trees()]
-        periodic = [find_periodic_work(members) for _, _, members in trees]
-        all_periodic = [work for of_tree in periodic for work in of_tree.values()]
-        for (folder, number, members), of_tree in zip(trees, periodic, strict=True):
-            usual = _without_periodic_steps(members, of_tree)
+        trees = [(*tree, find_periodic_work(tree[2])) for tree in self._process_trees()]
+        all_periodic = [work for *_, periodic in trees for work in periodic.values()]
+        for folder, number, members, periodic in trees:
+            usual = _without_periodic_steps(members, periodic)
             if len(members) > 1:
                 found, errors = interleaved_metrics(usual)
                 within_errors |= {(trial, number): error for trial, error in errors.items()}
                 tree_names |= {(trial, number): folder for trial in members}
             else:
-                found = {
-                    t: compute_metrics(m, ranks_synchronize=t.ranks_synchronize)
-                    for t, m in usual.items()
-                }
+                found = {one: one.metrics(m) for one, m in usual.items()}
             for trial, metrics in found.items():
-                work = of_tree.get(trial)
-                for name, value in {
-                    **metrics,
-                    **periodic_metrics(work, all_periodic),
-                    **host_gap_metrics(members[trial], work),
-                }.items():
+                work = periodic.get(trial)
+                metrics |= periodic_metrics(work, all_periodic)
+                metrics |= host_gap_metrics(members[trial], work)
+                for name, value in metrics.items():
                     table.setdefault((trial, name), {})[number] = value
             standard_errors += [
                 (trial, max(relative_standard_error(m), contended_core_fraction(m)))
@@ -192,11 +176,16 @@ class TrialResults:
             for _, _, members in self._process_trees()
             if len(members) > 1
         ]
-        found: dict[UnstableKind, StepTimeChange | None] = {
-            "unsteady": _largest_change(map(unsteady_steps, trees), UNSTEADY_RATIO),
-            "changing_batches": _largest_change(map(changing_batches, trees), CHANGING_RATIO),
+        every: dict[UnstableKind, tuple[Iterable[StepTimeChange | None], float]] = {
+            "unsteady": (map(unsteady_steps, trees), UNSTEADY_RATIO),
+            "changing_batches": (map(changing_batches, trees), CHANGING_RATIO),
         }
-        return {kind: change for kind, change in found.items() if change is not None}
+        found: dict[UnstableKind, StepTimeChange] = {}
+        for kind, (changes, least) in every.items():
+            most = max(filter(None, changes), key=lambda change: change.magnitude, default=None)
+            if most is not None and most.magnitude > least:
+                found[kind] = most
+        return found
 
     def _process_trees(self) -> Iterator[tuple[str, int, dict[Trial, Measurement]]]:
         found: dict[tuple[str, int], dict[Trial, Measurement]] = {}
@@ -207,7 +196,6 @@ class TrialResults:
         return ((folder, number, members) for (folder, number), members in found.items())
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield all measurements."""
         for runs in self.runs.values():
             yield from runs.values()
 
@@ -218,11 +206,6 @@ def _without_periodic_steps(
     return {trial: without_affected_steps(m, periodic.get(trial)) for trial, m in members.items()}
 
 
-def _largest_change(found: Iterable[StepTimeChange | None], least: float) -> StepTimeChange | None:
-    most = max(filter(None, found), key=lambda change: change.magnitude, default=None)
-    return most if most is not None and most.magnitude > least else None
-
-
 def failure_reason(failed: Measurement) -> str:
     """Return status, cause and next step of a failed measurement."""
     hint = LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
@@ -231,7 +214,6 @@ def failure_reason(failed: Measurement) -> str:
 
 
 def failure_text(failed: Measurement) -> str:
-    """Return the error message of a failed measurement."""
     return failed.cause.text if failed.cause else "no error message"
 
 
@@ -246,108 +228,49 @@ def _host_is_ahead(trial: Trial, table: Mapping[MetricKey, Mapping[int, float]])
     return all(ahead.get(number, 0.0) >= step_ms for number, step_ms in steps.items())
 
 
-def _timed_seconds(measurement: Measurement) -> float:
-    return sum(window.seconds for rank in measurement.ranks[:1] for window in rank.windows)
-
-
 # Why a framework cannot run a plan under a variant, or None.
 RefusalRule = Callable[[Workload, Plan, Variant], str | None]
 # The fields of a Variant that a framework can change between two steps of a process.
 SwitchableFields = Callable[[Workload, Plan], tuple[str, ...]]
 
 
-class RunFunction(Protocol):
-    """The type of ``nfold.launch.workload_run.run``."""
-
-    def __call__(
-        self,
-        workload: Workload,
-        plan: Plan,
-        variant: Variant | None = None,
-        *,
-        machine: Machine,
-        options: RunOptions,
-        repeat: int,
-        interleaved_variants: tuple[Variant, ...] = (),
-    ) -> Measurement:
-        """Run a complete plan under a variant; a failure is a measurement too."""
-
-
-class TrialRunner(Protocol):
-    """Runs the trials of a workload or a script."""
-
-    @property
-    def target_name(self) -> str:
-        """The target as the user wrote it."""
-
-    @property
-    def results_folder(self) -> Path:
-        """The folder that measurements are relative to."""
-
-    def with_profile(self, profile: ScriptProfile) -> TrialRunner:
-        """Return a runner that passes the profile of a script to its runs."""
-
-    def refusal_reason(self, trial: Trial) -> str | None:
-        """Return why the trial cannot run, or None."""
-
-    def stored(self, trial: Trial, number: int) -> Measurement | None:
-        """Return the measurement of an earlier explanation in this round, or None."""
-
-    def measure(self, trial: Trial, number: int, limit_s: float | None = None) -> Measurement:
-        """Run the trial in a fresh process tree for at most ``limit_s`` seconds and store it."""
-
-    def shared_trial(self, trial: Trial) -> Trial | None:
-        """Return the key of the process trees that can run the trial; None: only its own."""
-
-    def measure_interleaved(
-        self, trials: Sequence[Trial], number: int, limit_s: float | None = None
-    ) -> list[Measurement]:
-        """Run trials with equal ``shared_trial`` in one fresh process tree and store them."""
-
-    def epoch_steps(self, plan: Plan) -> int | None:
-        """Return the steps per epoch, None if unknown before a run."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRunner:
-    """A built-in workload or one by reference, with a store of its measurements."""
+    """Runs the trials of a workload or a script, and stores their measurements."""
 
     workload: Workload
     machine: Machine
     options: RunOptions
     store: MeasurementStore
-    run: RunFunction
+    run: Callable[..., Measurement]  # nfold.launch.workload_run.run
     refusal_rule: RefusalRule
     switchable_fields: SwitchableFields
     training_samples: int | None = None
     ignore_stored: bool = False
 
-    @property
-    def target_name(self) -> str:
-        return str(self.workload)
-
-    @property
-    def results_folder(self) -> Path:
-        return self.options.results
-
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
+        """Return a runner that passes the profile of a script to its runs."""
         options = dataclasses.replace(self.options, replay_hints=profile.replay_hints)
         return dataclasses.replace(self, options=options)
 
     def refusal_reason(self, trial: Trial) -> str | None:
+        """Return why the trial cannot run, or None."""
         return self.refusal_rule(self.workload, trial.plan, trial.variant)
 
     def stored(self, trial: Trial, number: int) -> Measurement | None:
+        """Return the measurement of an earlier explanation in this round, or None."""
         cell = cell_id(self.workload, trial.plan, trial.variant, self.machine)
         found = None if self.ignore_stored else self.store.find(cell, number)
         return found if found is not None and found.is_final else None
 
     def measure(self, trial: Trial, number: int, limit_s: float | None = None) -> Measurement:
+        """Run the trial in a fresh process tree for at most ``limit_s`` seconds and store it."""
         measurement = self._run(trial, number, limit_s)
         self.store.append(measurement)
         return measurement
 
     def shared_trial(self, trial: Trial) -> Trial | None:
+        """Return the key of the process trees that can run the trial; None: only its own."""
         switched = self.switchable_fields(self.workload, trial.plan)
         if not switched or trial.plan.epochs is not None or trial.plan.batch is None:
             return None
@@ -356,6 +279,7 @@ class WorkloadRunner:
     def measure_interleaved(
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
+        """Run trials with equal ``shared_trial`` in one fresh process tree and store them."""
         variants = tuple(trial.variant for trial in trials)
         shared = self.shared_trial(trials[0])
         assert shared is not None
@@ -368,11 +292,7 @@ class WorkloadRunner:
         return found
 
     def _run(
-        self,
-        trial: Trial,
-        number: int,
-        limit_s: float | None,
-        variants: tuple[Variant, ...] = (),
+        self, trial: Trial, number: int, limit_s: float | None, variants: tuple[Variant, ...] = ()
     ) -> Measurement:
         return self.run(
             self.workload,
@@ -385,4 +305,5 @@ class WorkloadRunner:
         )
 
     def epoch_steps(self, plan: Plan) -> int | None:
+        """Return the steps per epoch, None if unknown before a run."""
         return None if not self.training_samples else -(-self.training_samples // (plan.batch or 1))

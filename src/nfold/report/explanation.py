@@ -7,8 +7,14 @@ from dataclasses import dataclass
 
 from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
-from nfold.explain.result.account import AccountRow, Change
-from nfold.explain.result.budget import Budget, Interaction, Speed, exceeds_noise
+from nfold.explain.result.budget import (
+    AccountRow,
+    Budget,
+    Change,
+    Interaction,
+    Speed,
+    exceeds_noise,
+)
 from nfold.explain.result.view import (
     NOT_UNCERTAIN,
     ExplanationView,

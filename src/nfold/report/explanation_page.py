@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from nfold import __version__
 from nfold.core.format import pluralize
-from nfold.explain.result.account import AccountRow, Change, StepAccount, TrialSummary
-from nfold.explain.result.budget import Budget
+from nfold.explain.result.budget import AccountRow, Budget, Change, StepAccount, TrialSummary
 from nfold.explain.result.view import ExplanationView, format_ms, format_percent
 from nfold.report import explanation
 from nfold.report.chart_elements import (

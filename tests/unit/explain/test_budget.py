@@ -12,7 +12,7 @@ from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.synchronization import BATCH_NORM, LATENCY
+from nfold.explain.causes.collectives import BATCH_NORM, LATENCY
 from nfold.explain.design import Scaling
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, Budget, Finding

@@ -91,14 +91,14 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
-        (None, "they differ"),
+        (ScriptProfile(), "they differ"),
         (ScriptProfile(parallel="ddp"), "they differ"),
         (ScriptProfile(parallel="other", steps_in_backward=True), "they differ"),
         (ScriptProfile(parallel="ddp", steps_in_backward=True), OPTIMIZER_IN_BACKWARD),
     ],
 )
 def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(
-    seen: ScriptProfile | None, why: str
+    seen: ScriptProfile, why: str
 ) -> None:
     assert find_training_errors(
         {PARAMETERS_DIFFER: "they differ", "unsteady": "no error"}, None, seen

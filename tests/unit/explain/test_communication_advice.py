@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from nfold.core.script_profile import CollectiveUse, ScriptProfile, SourceLocation, TrainerKind
-from nfold.explain.advice import communication, trainers
+from nfold.explain.advice import pytorch, trainers
 
 SEEN = ScriptProfile(
     parallel="ddp",
@@ -26,13 +26,13 @@ SEEN = ScriptProfile(
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_half_is_sent_by_a_hook_that_the_backend_has(trainer: TrainerKind, backend: str) -> None:
     seen = dataclasses.replace(SEEN, trainer=trainer, backend=backend)
-    half = communication.halve_gradient_bytes(seen)
+    half = pytorch.halve_gradient_bytes(seen)
     has = trainer not in ("transformers", "fabric")
     assert bool(half) == has
     assert ("bf16" in half.lower()) == (has and backend == "nccl")
     assert ("fp16" in half.replace("bf16", "").lower()) == (has and backend == "gloo")
-    assert (communication.reduce_gradient_bytes(seen) == half) == has
-    tried = communication.reduce_gradient_bytes(seen, half_tried=True)
+    assert (pytorch.reduce_gradient_bytes(seen) == half) == has
+    tried = pytorch.reduce_gradient_bytes(seen, half_tried=True)
     assert "send less often" in tried
     assert "no gain" in tried
 
@@ -49,25 +49,23 @@ def test_half_is_sent_by_a_hook_that_the_backend_has(trainer: TrainerKind, backe
 )
 def test_what_is_half_already_or_has_no_hook_is_not_halved(otherwise: dict[str, object]) -> None:
     seen = dataclasses.replace(SEEN, **otherwise)  # type: ignore[arg-type]  # fields of every type
-    assert communication.halve_gradient_bytes(seen) == ""
-    assert "comm_hook" not in communication.reduce_gradient_bytes(seen)
+    assert pytorch.halve_gradient_bytes(seen) == ""
+    assert "comm_hook" not in pytorch.reduce_gradient_bytes(seen)
 
 
 def test_several_wrappers_are_all_told() -> None:
     """Those of a GAN: each sends its own gradients."""
     lines = tuple(SourceLocation(line=f"gan.py:{line}") for line in (27, 26))
     seen = dataclasses.replace(SEEN, source_locations={"wrapper": lines})
-    assert communication.halve_gradient_bytes(seen).startswith(
-        "gan.py:26, gan.py:27: model.register"
-    )
-    assert communication.reduce_gradient_bytes(seen, half_tried=True).startswith(
+    assert pytorch.halve_gradient_bytes(seen).startswith("gan.py:26, gan.py:27: model.register")
+    assert pytorch.reduce_gradient_bytes(seen, half_tried=True).startswith(
         "gan.py:26, gan.py:27: send less often"
     )
 
 
 def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
     seen = dataclasses.replace(SEEN, sparse_gradient_bytes=9_500_000)
-    assert "sparse=False all-reduces 9.50 MB" in communication.reduce_gradient_bytes(seen)
+    assert "sparse=False all-reduces 9.50 MB" in pytorch.reduce_gradient_bytes(seen)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +81,8 @@ def test_sparse_gradients_are_told_with_what_dense_ones_would_be() -> None:
 def test_gradients_exchanged_by_hand_are_for_ddp_to_send(inside: str | None, told: str) -> None:
     own = SourceLocation(line="train.py:20", package_line=inside)
     by_hand = dataclasses.replace(SEEN, parallel="other", source_locations={"collective": (own,)})
-    assert communication.reduce_gradient_bytes(by_hand).startswith(told)
-    assert "which sends" not in communication.reduce_gradient_bytes(SEEN)
+    assert pytorch.reduce_gradient_bytes(by_hand).startswith(told)
+    assert "which sends" not in pytorch.reduce_gradient_bytes(SEEN)
 
 
 def test_a_collective_for_each_gradient_is_counted() -> None:
@@ -96,5 +94,5 @@ def test_a_collective_for_each_gradient_is_counted() -> None:
     seen = ScriptProfile(parallel="other", world_size=2, collectives=sent, source_locations=places)
     assert (
         "during backward (26 collectives per step here); or send less"
-        in communication.reduce_gradient_bytes(seen)
+        in pytorch.reduce_gradient_bytes(seen)
     )

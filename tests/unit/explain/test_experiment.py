@@ -19,14 +19,12 @@ from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain import planner
 from nfold.explain.attribution import FindingBuilder, build_budget
-from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
-from nfold.explain.result.account import AccountRow
-from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Finding
+from nfold.explain.result.budget import NOT_ENOUGH_TIME, AccountRow, BreakEvenBatch, Finding
 from nfold.explain.result.view import build_view
-from nfold.explain.trials import TrialResults
+from nfold.explain.trials import TrialResults, WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 
 SCRIPT = Scenario(compute_ms_per_sample=0.1, exchange_ms=2.0, samples_per_epoch=2000)
@@ -168,7 +166,7 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
 
     found = target(SCRIPT, run=run)
     experiment = Experiment(
-        Sharing(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
+        Sharing.of(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
     )
     experiment.run(ladder())
     assert limits[:3] == [None] * 3
@@ -262,7 +260,7 @@ def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None
     experiment = Experiment(target(script), TimeBudget(1000.0), ExperimentEvents())
     asked = experiment._with_run_length(ladder())
     experiment._run_round([asked.actual(), asked.baseline, *planner.required(asked)], 0)
-    rows = FindingBuilder(Attribution(asked, experiment.results, 100)).multi_device_findings()
+    rows = FindingBuilder(asked, experiment.results, 100).multi_device_findings()
     assert not any(row.significant for row in rows)
     largest = max(rows, key=lambda row: row.lost_ms.value)
     assert largest.lost_ms.value > 2
@@ -332,21 +330,18 @@ def test_a_short_time_is_for_what_is_wanted_first() -> None:
 def experiment_ladder(runs: list[Trial]) -> ExperimentDesign:
     """The ladder at the length that was chosen."""
     steps = runs[0].plan.steps
-    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps), trial_cache={})
+    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps))
 
 
-class Sharing:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sharing(WorkloadRunner):
     """A target whose trials of one plan share a process tree; the first tree may fail."""
 
-    def __init__(self, of: Any, fails: bool = False) -> None:
-        self._of = of
-        self._fails = fails
+    fails: bool = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-    def with_profile(self, seen: ScriptProfile) -> Sharing:
-        return Sharing(self._of.with_profile(seen), self._fails)
+    @classmethod
+    def of(cls, runner: WorkloadRunner, *, fails: bool = False) -> Sharing:
+        return cls(**vars(runner), fails=fails)
 
     def shared_trial(self, trial: Trial) -> Trial | None:
         return Trial(plan=trial.plan, variant=interleave.process_wide(trial.variant))
@@ -354,15 +349,15 @@ class Sharing:
     def measure_interleaved(
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
-        if self._fails:
+        if self.fails:
             return [failed(trial, "it does not like turns") for trial in trials]
-        return [self._of.measure(trial, number, limit_s) for trial in trials]
+        return [self.measure(trial, number, limit_s) for trial in trials]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_trials_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
     experiment, _, noting = _experiment(1000.0)
-    experiment.runner = Sharing(experiment.runner, fails)
+    experiment.runner = Sharing.of(experiment.runner, fails=fails)
     made = experiment.run(ladder())
     shared = [tree for tree in noting.trees if len(tree) > 1]
     real = next(tree for tree in shared if made.actual() in tree)
@@ -390,7 +385,7 @@ def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_thems
     )
     ticking, noting = Ticking(runner(script)), Noting()
     clock = TimeBudget(seconds, now=lambda: ticking.now)
-    experiment = Experiment(Sharing(target(script, run=ticking)), clock, noting)
+    experiment = Experiment(Sharing.of(target(script, run=ticking)), clock, noting)
     made = experiment.run(ladder())
     first = next(tree for tree in noting.trees if made.actual() in tree)
     assert (len(first) == 1) == alone
@@ -403,12 +398,10 @@ def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others
 ) -> None:
     """Both ends of the ladder with either allocator, then what exchange and input cost."""
     experiment, _, noting = _experiment(seconds)
-    experiment.runner = Sharing(experiment.runner)
+    experiment.runner = Sharing.of(experiment.runner)
     fed = DataLoaderProfile(batch_size=100, batches_per_epoch=20, dataset_size=2000, num_workers=8)
     seen = ScriptProfile(world_size=2, parallel="ddp", loader=fed, alloc_retries=retries)
-    asked = dataclasses.replace(
-        ladder(), profile=seen, scaling="weak", step_ms=12.0, trial_cache={}
-    )
+    asked = dataclasses.replace(ladder(), profile=seen, scaling="weak", step_ms=12.0)
     made = experiment.run(asked)
     barrier = made.barrier_only(made.cheapest_input)
     if not retries:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from explaining import ladder, runner, target
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import FindingBuilder
-from nfold.explain.cause_costs import Attribution
 from nfold.explain.planner import required
 from nfold.explain.trials import TrialResults
 
@@ -25,7 +24,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(ROUNDS):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        made = FindingBuilder(Attribution(asked, measured, resamples=60))
+        made = FindingBuilder(asked, measured, resamples=60)
         rows = (*made.multi_device_findings(), *made.one_device_findings())
         named += [(seed, row.cause, row.lost_ms) for row in rows if row.significant]
     assert named == []

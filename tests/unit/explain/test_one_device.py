@@ -14,7 +14,6 @@ from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLo
 from nfold.engines.simulated import Scenario
 from nfold.explain.advice import pytorch
 from nfold.explain.attribution import FindingBuilder, build_budget
-from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes.input_pipeline import InputCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
@@ -140,7 +139,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(3):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        made = FindingBuilder(Attribution(asked, measured, resamples=60))
+        made = FindingBuilder(asked, measured, resamples=60)
         named += [
             (seed, row.cause, row.lost_ms) for row in made.one_device_findings() if row.significant
         ]
@@ -221,11 +220,9 @@ def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:
     assert list(InputCause().fixes(files)) == [*flags, "--workers 2"]
     said = InputCause().fix(files, MetricView({}))
     assert said == f"{', '.join(flags)} or --workers 2 (measure them)"
-    pixels = dataclasses.replace(
-        files, plan=files.plan.edit(decode=None, augment="device"), trial_cache={}
-    )
+    pixels = dataclasses.replace(files, plan=files.plan.edit(decode=None, augment="device"))
     assert list(InputCause().fixes(pixels)) == ["--input resident", "--workers 2"]
-    keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"), trial_cache={})
+    keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"))
     assert list(InputCause().fixes(keras)) == [*flags[1:], "--workers 2"]
 
 

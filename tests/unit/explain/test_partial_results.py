@@ -65,7 +65,7 @@ def made(seen: ScriptProfile | None = None, **changes: Any) -> ExperimentDesign:
         return ladder(**changes)
     said = {"strategy": "ddp" if seen.process_group else "dp", "workers": 2, "input": "loader"}
     asked = ladder(**{**said, "step": "eager", **changes})
-    return dataclasses.replace(asked, profile=seen, trial_cache={})
+    return dataclasses.replace(asked, profile=seen)
 
 
 STARVED = dataclasses.replace(COSTS, load_ms_per_sample=2.0, repeated_ms=2.0, buffers_ms=1.0)

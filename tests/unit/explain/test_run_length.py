@@ -79,9 +79,7 @@ def test_turns_with_given_batches_do_not_take_what_a_first_look_saw_waited_for(
         input_wait_ms=waits_ms,
         trace=TraceSummary(steps=3, layout_copy_ms=(), device_busy_ms=busy_ms),
     )
-    asked = dataclasses.replace(
-        ladder(steps=20, warmup_steps=10, workers=1), profile=seen, trial_cache={}
-    )
+    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10, workers=1), profile=seen)
     real, given = (
         interleaved_seconds(asked, [asked.actual()], 1.0),
         interleaved_seconds(asked, [asked.actual("replayed")], 1.0),

@@ -11,7 +11,7 @@ import pytest
 from explaining import explained
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
-from nfold.explain.result.account import Change
+from nfold.explain.result.budget import Change
 from nfold.explain.result.view import build_view
 from nfold.report.explanation import explanation_markdown, format_interval
 from nfold.report.explanation_page import code_excerpt, explanation_page, waterfall_bars

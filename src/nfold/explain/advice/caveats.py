@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from nfold.core.format import pluralize
 from nfold.core.measurement import Caveat
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
 from nfold.explain.advice import pytorch
-from nfold.explain.causes import Cause, applicable_causes
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
+from nfold.explain.causes import applicable_causes
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.causes.work_division import SAME_SAMPLES
 from nfold.explain.design import ExperimentDesign
@@ -44,55 +45,21 @@ OVERHEAD_MS, NOTICEABLE_FRACTION = 0.1, 0.02
 
 
 def find_training_errors(
-    caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile | None
+    caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile
 ) -> tuple[str, ...]:
     """Return the errors among the caveats, given by kind, and that of undivided epochs."""
-    too_early = profile is not None and profile.steps_in_backward and profile.parallel == "ddp"
+    too_early = profile.steps_in_backward and profile.parallel == "ddp"
     why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD} if too_early else {}
-    found = tuple(
+    found = [
         why.get(kind, text) for kind, text in caveat_texts.items() if kind in TRAINING_ERROR_KINDS
-    )
-    return (*found, duplicated_epochs) if duplicated_epochs else found
+    ]
+    return (*found, *filter(None, [duplicated_epochs]))
 
 
 def collect_caveats(
     design: ExperimentDesign, results: TrialResults, fit: BootstrapFit
-) -> tuple[Caveat, ...]:
-    """Return all caveats of the trials that are not training errors."""
-    others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
-    found = [caveat for caveat in results.caveats() if caveat.kind not in others]
-    if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
-        text = (
-            "too few repeats to know how runs differ: intervals come from inside single runs, or "
-            "from two runs that differ more"
-        )
-        found.append(Caveat(kind="few_repeats", text=text))
-    return (
-        *_ended_early(results),
-        *_unstable_steps(results),
-        *_independent_orders(design, results),
-        *_uneven(design),
-        *found,
-    )
-
-
-def _independent_orders(design: ExperimentDesign, results: TrialResults) -> Iterator[Caveat]:
-    text = pytorch.duplicated_samples(design.profile) if design.profile is not None else None
-    if text is not None and SAME_SAMPLES not in {caveat.kind for caveat in results.caveats()}:
-        yield Caveat(kind="own_orders", text=text)
-
-
-def _uneven(design: ExperimentDesign) -> Iterator[Caveat]:
-    if design.profile is not None and design.profile.uses_join:
-        text = (
-            "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
-            "of an epoch: no trial reaches it, so that wait is not measured; next: divide the "
-            "batches evenly"
-        )
-        yield Caveat(kind="uneven_batches", text=text)
-
-
-def _ended_early(results: TrialResults) -> Iterator[Caveat]:
+) -> Iterator[Caveat]:
+    """Yield all caveats of the trials that are not training errors."""
     fewest = min(results.ended_early(), key=lambda short: short[0], default=None)
     if fewest is not None:
         steps, name, cause = fewest
@@ -103,20 +70,36 @@ def _ended_early(results: TrialResults) -> Iterator[Caveat]:
             ended = f"{name} ends before the trials are long enough"
             text = f"{ended}: {text}; next: more epochs or more data"
         yield Caveat(kind="ended_early", text=text)
-
-
-def _unstable_steps(results: TrialResults) -> Iterator[Caveat]:
     for kind, most in results.unstable_steps().items():
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
+    known = results.caveats()
+    own_orders = pytorch.duplicated_samples(design.facts)
+    if own_orders and SAME_SAMPLES not in {caveat.kind for caveat in known}:
+        yield Caveat(kind="own_orders", text=own_orders)
+    if design.facts.uses_join:
+        text = (
+            "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
+            "of an epoch: no trial reaches it, so that wait is not measured; next: divide the "
+            "batches evenly"
+        )
+        yield Caveat(kind="uneven_batches", text=text)
+    others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
+    yield from (caveat for caveat in known if caveat.kind not in others)
+    if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
+        text = (
+            "too few repeats to know how runs differ: intervals come from inside single runs, or "
+            "from two runs that differ more"
+        )
+        yield Caveat(kind="few_repeats", text=text)
 
 
 def short_step_caveats(design: ExperimentDesign, step_ms: float) -> tuple[Caveat, ...]:
     """Warn if nfold's own time is a noticeable part of a step. Only of CPU devices: a GPU computes
     meanwhile.
     """
-    seen = design.profile is not None and design.plan.device == "cpu"
-    if not seen or NOTICEABLE_FRACTION * step_ms > OVERHEAD_MS:
+    on_cpu = design.profile is not None and design.plan.device == "cpu"
+    if not on_cpu or NOTICEABLE_FRACTION * step_ms > OVERHEAD_MS:
         return ()
     text = (
         f"steps of {step_ms:.2g} ms are short: every one contains up to {OVERHEAD_MS} ms of nfold's "
@@ -137,10 +120,10 @@ def faster_library_caveats(
     other_ms, name = min(taken, default=(step_ms, ""))
     if other_ms >= step_ms:
         return ()
-    of = f"{design.devices} device{'s' * (design.devices > 1)}"
     text = (
-        f"{name} takes {other_ms:.3g} ms on the host, {of} {step_ms:.3g} ms with the copies to the "
-        "devices and back; next: compute more per copy, or keep the data on the devices"
+        f"{name} takes {other_ms:.3g} ms on the host, {pluralize(design.devices, 'device')} "
+        f"{step_ms:.3g} ms with the copies to the devices and back; next: compute more per copy, or "
+        "keep the data on the devices"
     )
     return (Caveat(kind="overtaken", text=text),)
 
@@ -151,22 +134,17 @@ def unmeasured_causes(
     """Return causes without a measured cost, each with its reason."""
     found = []
     for cause in applicable_causes(design):
-        trials = {*cause.multi_device_trials(design), *cause.one_device_evidence(design)}
+        trials = (*cause.multi_device_trials(design), *cause.one_device_evidence(design))
         reason = cause.skipped_reason(design) or results.missing_reason(trials)
         unknown = cause.unknown_part(design, view) if reason is None else None
         if unknown is not None:
-            reason = unknown + _unmeasured_reason(cause, design, results)
+            refining = reversed(cause.refining_trials(design))
+            reasons = (results.reasons.get(trial) for trial in refining)
+            reason = cause.endless_reason(design) or next(filter(None, reasons), NOT_ENOUGH_TIME)
+            reason = unknown + reason
         if reason is not None:
             found.append((cause.id, reason))
     return found
-
-
-def _unmeasured_reason(cause: Cause, design: ExperimentDesign, results: TrialResults) -> str:
-    never = cause.endless_reason(design) if isinstance(cause, EpochBoundaryCause) else None
-    if never is not None:
-        return never
-    reasons = [results.reasons.get(trial) for trial in cause.refining_trials(design)]
-    return next(filter(None, reversed(reasons)), NOT_ENOUGH_TIME)
 
 
 def epoch_boundary_lower_bound(
@@ -178,19 +156,17 @@ def epoch_boundary_lower_bound(
     """
     if design.profile is None:
         return None
-    cause, full = EpochBoundaryCause(), design.actual()
+    full = design.actual()
     steps = design.epoch_steps(full.plan)
     if steps and view.has_epoch_gap(full) and not view.has_epoch_gap(design.baseline):
-        seconds, fix = view.epoch_gap(full) * steps / 1e3, cause.fix(design, view)
+        seconds, fix = view.epoch_gap(full) * steps / 1e3, EPOCH_BOUNDARY.fix(design, view)
         return LowerBound(
             seconds=seconds, steps=steps, devices=design.devices, fix=fix, is_complete=True
         )
-    for trial in cause.short_epoch_trials(design):
+    for trial in EPOCH_BOUNDARY.short_epoch_trials(design):
         steps, stalled_s = design.epoch_steps(trial.plan), results.stalled_s.get(trial)
         if steps and stalled_s:
-            fix, devices = (
-                pytorch.shorten_epoch_boundary(design.profile, waits=False),
-                trial.plan.devices or 1,
-            )
+            fix = pytorch.shorten_epoch_boundary(design.profile, waits=False)
+            devices = trial.plan.devices or 1
             return LowerBound(seconds=stalled_s, steps=steps, devices=devices, fix=fix)
     return None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
-from nfold.explain.advice import trainers
+from nfold.explain.advice.trainers import divide_work, manual_all_reduce, trainer_advice
 from nfold.explain.design import ExperimentDesign
 
 LOCATION = re.compile(r"([^:;]+\.\w+:\d+(?:, [^:;]+\.\w+:\d+)*): ")
@@ -51,28 +49,23 @@ def split_code(advice: str) -> tuple[str, str]:
 
 
 def training_loader(profile: ScriptProfile) -> DataLoaderProfile:
-    """Return the profile of the DataLoader that feeds the training, or an empty profile."""
     return profile.loader or DataLoaderProfile()
 
 
-def at_loader(profile: ScriptProfile, text: str) -> str:
-    """Put the location of the training DataLoader before a text."""
-    return at_location(trainers.trainer_advice(profile).location(profile, "loader"), text)
+def at_event(profile: ScriptProfile, event: str, text: str) -> str:
+    """Put the line to change for an event before a text: that of the trainer if it has a setting."""
+    return at_location(trainer_advice(profile).location(profile, event), text)
 
 
 def loader_setting(profile: ScriptProfile, value: str) -> str:
-    """Return the code that changes a setting of the training DataLoader."""
-    return at_loader(profile, trainers.trainer_advice(profile).loader.format(value))
+    return at_event(profile, "loader", trainer_advice(profile).loader.format(value))
 
 
 def wrapper_setting(profile: ScriptProfile, value: str) -> str:
-    """Return the code that changes a setting of DistributedDataParallel."""
-    words = trainers.trainer_advice(profile)
-    return at_location(words.location(profile, "wrapper"), words.wrapper.format(value))
+    return at_event(profile, "wrapper", trainer_advice(profile).wrapper.format(value))
 
 
 def num_workers_setting(profile: ScriptProfile, count: int) -> str:
-    """Return the code that sets the number of loader workers."""
     return loader_setting(profile, f"num_workers={count}")
 
 
@@ -83,29 +76,29 @@ def speed_up_input(
 
     ``sufficient_workers`` should keep up with the step; ``tried_workers`` were measured.
     """
-    fed = training_loader(profile)
-    if profile.batch_function is not None:
+    function = profile.batch_function
+    if function is not None:
         unless = ", unless they depend on what the model did" if profile.accumulation > 1 else ""
         return at_location(
-            profile.batch_function.defined_at,
-            f"less work in {profile.batch_function.call_text}, or a DataLoader, whose workers make the next "
+            function.defined_at,
+            f"less work in {function.call_text}, or a DataLoader, whose workers make the next "
             f"batches while the device computes{unless}",
         )
-    if not (fed.num_workers or tried_workers):
+    if not (training_loader(profile).num_workers or tried_workers):
         return num_workers_setting(profile, sufficient_workers)
     less = "less work per sample in the data set"
     if profile.device != "cpu":
         less += " (whole batches can be changed on the GPU)"
-    if not tried_workers:
-        return at_loader(profile, f"{less}, or another num_workers (fewer may be faster)")
-    numbers = " and ".join(map(str, tried_workers))
-    return at_loader(profile, f"{less} (num_workers={numbers}: no gain beyond the noise)")
+    other = ", or another num_workers (fewer may be faster)"
+    if tried_workers:
+        numbers = " and ".join(map(str, tried_workers))
+        other = f" (num_workers={numbers}: no gain beyond the noise)"
+    return at_event(profile, "loader", less + other)
 
 
 def speed_up_reads(profile: ScriptProfile) -> str:
     """Advise on input that waits for storage."""
-    fed = training_loader(profile)
-    more = num_workers_setting(profile, 4 * (fed.num_workers or 1))
+    more = num_workers_setting(profile, 4 * (training_loader(profile).num_workers or 1))
     text = f"{more} (waiting workers need no core), or keep the data in memory or on a local disk"
     read = profile.fetches
     if read is None or read.read_bytes < MIN_READ_BYTES * max(1, read.batches):
@@ -134,73 +127,58 @@ def use_channels_last(profile: ScriptProfile) -> str:
 
 def compile_model(profile: ScriptProfile, mode: str) -> str:
     """Return the code that compiles the model; ``reduce-overhead`` uses CUDA graphs."""
-    words = trainers.trainer_advice(profile)
-    place = (
-        profile.most_frequent_line("trainer")
-        or profile.most_frequent_line("wrapper")
-        or profile.most_frequent_line("model")
-    )
-    return at_location(place, words.compiled if mode == "default" else words.cuda_graphs)
+    words = trainer_advice(profile)
+    lines = map(profile.most_frequent_line, ("trainer", "wrapper", "model"))
+    code = words.compiled if mode == "default" else words.cuda_graphs
+    return at_location(next(filter(None, lines), None), code)
 
 
 def use_pinned_copies(profile: ScriptProfile) -> str:
-    """Advise pinned memory and non-blocking copies."""
-    words = trainers.trainer_advice(profile)
-    moved = at_location(words.location(profile, "copy"), words.non_blocking_copy)
+    moved = at_event(profile, "copy", trainer_advice(profile).non_blocking_copy)
     if training_loader(profile).pin_memory:
         return moved
+    pinned = loader_setting(profile, "pin_memory=True")
     if profile.batch_function is not None:
-        return f"{at_location(profile.batch_function.defined_at, 'batches in pinned memory')} and {moved}"
-    return f"{loader_setting(profile, 'pin_memory=True')} and {moved}"
+        pinned = at_location(profile.batch_function.defined_at, "batches in pinned memory")
+    return f"{pinned} and {moved}"
 
 
 def increase_batch(profile: ScriptProfile, alternative: str = "") -> str:
-    """Advise a larger batch."""
-    return at_loader(profile, f"a larger {_batch_setting(profile)}{alternative}")
+    return at_event(profile, "loader", f"a larger {_batch_setting(profile)}{alternative}")
 
 
 def reduce_allocator_retries(profile: ScriptProfile) -> str:
-    """Advise expandable segments or a smaller batch."""
-    less = at_loader(profile, f"a smaller {_batch_setting(profile)}")
+    less = at_event(profile, "loader", f"a smaller {_batch_setting(profile)}")
     return f"{USE_EXPANDABLE_SEGMENTS}, or {less} ({profile.alloc_retries:.1f} allocator retries a step)"
 
 
 def _batch_setting(profile: ScriptProfile) -> str:
-    return trainers.trainer_advice(profile).batch if profile.accepts_batch_size else "batch"
+    return trainer_advice(profile).batch if profile.accepts_batch_size else "batch"
 
 
 def disable_buffer_broadcast(profile: ScriptProfile) -> str:
-    """Return the code that stops broadcasting buffers in every forward."""
     return wrapper_setting(profile, "broadcast_buffers=False")
 
 
 def disable_unused_search(profile: ScriptProfile) -> str:
-    """Return the code that stops the search for unused parameters."""
     return wrapper_setting(profile, "find_unused_parameters=False")
 
 
 def reduce_collectives(profile: ScriptProfile) -> str:
     """Advise on collectives beyond those of the gradients."""
-    own = profile.most_frequent("collective")
+    own, words = profile.most_frequent("collective"), trainer_advice(profile)
     if own is not None:
         text = "a collective in every step: call it every 50 steps or after the epoch"
-        return _library_advice(
-            profile, own, trainers.trainer_advice(profile).fewer_gathers, "exchanges"
-        ) or at_location(own.line, text)
+        by_library = _library_advice(profile, own, words.fewer_gathers, "exchanges")
+        return by_library or at_location(own.line, text)
     if profile.gradient_exchanges > 1:
         return all_reduce_once(profile)
-    return increase_batch(profile, f", or {trainers.trainer_advice(profile).accumulation}")
+    return increase_batch(profile, f", or {words.accumulation}")
 
 
 def all_reduce_once(profile: ScriptProfile) -> str:
     """Advise one all-reduce per optimizer step under gradient accumulation."""
-    words = trainers.trainer_advice(profile)
-    return at_location(words.location(profile, "step"), words.all_reduce_once)
-
-
-def use_local_batch_norm(profile: ScriptProfile) -> str:
-    """Advise BatchNorm instead of SyncBatchNorm."""
-    return trainers.trainer_advice(profile).batch_norm
+    return at_event(profile, "step", trainer_advice(profile).all_reduce_once)
 
 
 def reduce_host_reads(profile: ScriptProfile) -> str:
@@ -209,19 +187,16 @@ def reduce_host_reads(profile: ScriptProfile) -> str:
     text = ".item() in every step makes the host wait: read it every 50 steps"
     if read is None:
         return text
-    return _library_advice(
-        profile, read, trainers.trainer_advice(profile).fewer_reads, "reads"
-    ) or at_location(read.line, text)
+    by_library = _library_advice(profile, read, trainer_advice(profile).fewer_reads, "reads")
+    return by_library or at_location(read.line, text)
 
 
 def disable_anomaly_detection(profile: ScriptProfile) -> str:
-    """Advise to switch off anomaly detection."""
-    if profile.trainer == "lightning":
-        return at_location(
-            profile.most_frequent_line("trainer"), "Trainer(..., detect_anomaly=False)"
-        )
+    event = "anomaly"
     text = "anomaly detection checks every backward operator for NaN: use it for debugging only"
-    return at_location(profile.most_frequent_line("anomaly"), text)
+    if profile.trainer == "lightning":
+        event, text = "trainer", "Trainer(..., detect_anomaly=False)"
+    return at_location(profile.most_frequent_line(event), text)
 
 
 def _library_advice(
@@ -230,23 +205,21 @@ def _library_advice(
     if place.package_line is None:
         return None
     why = f"{place.package_line} {verb} a value in every step"
-    if trainers.trainer_advice(profile).has_setting_for(place):
+    if trainer_advice(profile).has_setting_for(place):
         return at_location(profile.most_frequent_line("trainer"), f"{change} ({why})")
     return at_location(place.line, f"{why}: do it every 50 steps")
 
 
 def use_process_per_device(profile: ScriptProfile, devices: int) -> str:
-    """Advise one process per device."""
-    start, words = f"started by nfold run --devices {devices}", trainers.trainer_advice(profile)
+    start, words = f"started by nfold run --devices {devices}", trainer_advice(profile)
     if profile.trainer:
-        return at_location(
-            profile.most_frequent_line("trainer") if words.launch else None, words.launch + start
-        )
+        place = profile.most_frequent_line("trainer") if words.launch else None
+        return at_location(place, words.launch + start)
     if profile.parallel == "dp":
         place = profile.most_frequent_line("wrapper")
         return at_location(place, f"DistributedDataParallel in place of DataParallel, {start}")
     place = profile.most_frequent_line("model") or profile.most_frequent_line("step")
-    share, by_itself = trainers.divide_work(profile), trainers.manual_all_reduce(profile)
+    share, by_itself = divide_work(profile), manual_all_reduce(profile)
     if by_itself:
         return at_location(place, f"dist.all_reduce() of {by_itself}, {share}, {start}")
     return at_location(place, words.launch.format(share) + start)
@@ -264,13 +237,8 @@ def duplicated_samples(profile: ScriptProfile) -> str | None:
 
 
 def _duplication_text(profile: ScriptProfile) -> str | None:
-    fed = profile.loader
-    if (
-        fed is None
-        or fed.shards_dataset is not False
-        or profile.world_size < 2
-        or profile.slices_batches
-    ):
+    fed = training_loader(profile)
+    if fed.shards_dataset is not False or profile.world_size < 2 or profile.slices_batches:
         return None
     samples = f"all {fed.dataset_size:,} samples" if fed.dataset_size else "the whole data set"
     return at_location(
@@ -280,19 +248,11 @@ def _duplication_text(profile: ScriptProfile) -> str | None:
     )
 
 
-def divide_samples(profile: ScriptProfile) -> str:
-    """Advise a sampler that divides the samples among ranks."""
-    return at_loader(profile, trainers.trainer_advice(profile).sampler)
-
-
 def reduce_host_contention(profile: ScriptProfile) -> str:
-    """Advise fewer threads and loader workers."""
-    fewer = (
-        f" and {at_loader(profile, 'fewer num_workers')}"
-        if training_loader(profile).num_workers
-        else ""
-    )
-    return f"fewer threads per rank: OMP_NUM_THREADS=1 in the launch command{fewer}"
+    text = "fewer threads per rank: OMP_NUM_THREADS=1 in the launch command"
+    if training_loader(profile).num_workers:
+        text += f" and {at_event(profile, 'loader', 'fewer num_workers')}"
+    return text
 
 
 def limit_threads(profile: ScriptProfile, count: int) -> str:
@@ -301,6 +261,52 @@ def limit_threads(profile: ScriptProfile, count: int) -> str:
     if where is None:
         return f"OMP_NUM_THREADS={count} in the launch command"
     return f"{where}: torch.set_num_threads({count})"
+
+
+def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -> str:
+    """Advise on gradient bytes; ``half_tried``: half of them was measured to be no faster."""
+    if profile.parallel == "fsdp":
+        return (
+            "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
+            "the model fits a device"
+        )
+    if profile.parallel != "ddp":
+        own = profile.most_frequent("collective")
+        by_hand = profile.parallel == "other" and own is not None and own.package_line is None
+        text = f"{_use_ddp(profile)}; or " * by_hand
+        line = own.line if own is not None else None
+        return at_location(line, f"{text}send less: bf16, or less often")
+    if profile.sparse_gradient_bytes:
+        size = f"{profile.sparse_gradient_bytes / 1e6:,.2f} MB"
+        return at_event(
+            profile,
+            "wrapper",
+            "every rank gathers the sparse gradients of all ranks; sparse=False all-reduces "
+            f"{size} per step instead",
+        )
+    setting = halve_gradient_bytes(profile)
+    if setting and not half_tried:
+        return setting
+    why = " (half of the bytes: no gain beyond the noise)" if half_tried else ""
+    return at_event(profile, "wrapper", f"{trainer_advice(profile).send_less_often}{why}")
+
+
+def halve_gradient_bytes(profile: ScriptProfile) -> str:
+    """Return the code that halves the gradient bytes, "" without such a setting.
+
+    The bf16 hook of DistributedDataParallel needs NCCL; others use fp16.
+    """
+    code = trainer_advice(profile).half_gradients
+    if not (code and profile.sends_fp32_gradients):
+        return ""
+    kind = "bf16" if profile.backend == "nccl" else "fp16"
+    return at_event(profile, "wrapper", code.format(kind, kind.upper()))
+
+
+def _use_ddp(profile: ScriptProfile) -> str:
+    each = max((one.per_step for one in profile.collectives), default=0.0)
+    many = f" ({each:.0f} collectives per step here)" * (each > 1)
+    return f"DistributedDataParallel, which all-reduces buckets during backward{many}"
 
 
 MIN_SAMPLED_S = 0.01  # of all stack samples of a rank: fewer show nothing
@@ -319,25 +325,27 @@ def with_gap_locations(
     """
     if not design.gap_locations:
         return design
-    same = (one for one in measurements if one.variant is None or not one.variant.independent)
-    on_n = (one for one in same if len(one.ranks) == len(design.gap_locations))
-    trees = {one.folder or one.id: one for one in on_n}
-    ranks = zip(design.gap_locations, *(gap_locations(one) for one in trees.values()), strict=True)
-    return dataclasses.replace(
-        design, gap_locations=tuple(_sum_locations(chain(*rank)) for rank in ranks)
+    trees = {
+        one.folder or one.id: gap_locations(one)
+        for one in measurements
+        if (one.variant is None or not one.variant.independent)
+        and len(one.ranks) == len(design.gap_locations)
+    }
+    totals: list[dict[HostGapLocation, float]] = [{} for _ in design.gap_locations]
+    for found in (design.gap_locations, *trees.values()):
+        for total, spots in zip(totals, found, strict=True):
+            for spot in spots:
+                place = dataclasses.replace(spot, seconds=0.0)
+                total[place] = total.get(place, 0.0) + spot.seconds
+    summed = (
+        tuple(dataclasses.replace(place, seconds=s) for place, s in total.items())
+        for total in totals
     )
+    return dataclasses.replace(design, gap_locations=tuple(summed))
 
 
 def gap_locations(measurement: Measurement) -> tuple[tuple[HostGapLocation, ...], ...]:
-    """Return, for each rank, where its host was between steps."""
     return tuple(rank.host_gap_locations for rank in measurement.ranks)
-
-
-def _sum_locations(locations: Iterable[HostGapLocation]) -> tuple[HostGapLocation, ...]:
-    seconds: dict[HostGapLocation, float] = defaultdict(float)
-    for spot in locations:
-        seconds[dataclasses.replace(spot, seconds=0.0)] += spot.seconds
-    return tuple(dataclasses.replace(spot, seconds=total) for spot, total in seconds.items())
 
 
 @dataclass(frozen=True)
@@ -376,7 +384,12 @@ def shorten_epoch_boundary(
     profile: ScriptProfile, *, waits: bool, ranks: LocationsByRank = ()
 ) -> str:
     """Advise on the time between epochs; ``waits``: most of it is spent on a first batch."""
-    fed, text = training_loader(profile), _epoch_gap_advice(profile, ranks)
+    fed, found = training_loader(profile), busiest_gap(ranks, "between passes")
+    text = _change_text(profile, found, "do less there, or less often")
+    if found is not None:
+        if found.rank is not None:
+            text += f", or not on rank {found.rank} alone while the others wait"
+        text = at_location(found.location.location, found.annotate(text))
     if not fed.num_workers:
         return text
     if not fed.persistent_workers:
@@ -384,71 +397,49 @@ def shorten_epoch_boundary(
         return f"{stay}, and {text}" if waits else f"{text}; {stay}"
     if not waits:
         return text
-    longer = (
-        "one iterator for several epochs, counted in steps"
-        if fed.sampler == ITERABLE_SAMPLER
-        else "a sampler that goes through the data several times"
-    )
+    longer = "a sampler that goes through the data several times"
+    if fed.sampler == ITERABLE_SAMPLER:
+        longer = "one iterator for several epochs, counted in steps"
     less = "less work per sample, which also shortens the input"
-    return at_loader(profile, f"{longer} (every epoch waits for its first batch), or {less}")
-
-
-def _epoch_gap_advice(profile: ScriptProfile, ranks: LocationsByRank) -> str:
-    found = busiest_gap(ranks, "between passes")
-    text = _change_text(profile, found, "do less there, or less often")
-    if found is None:
-        return text
-    if found.rank is not None:
-        text += f", or not on rank {found.rank} alone while the others wait"
-    return at_location(found.location.location, found.annotate(text))
+    return at_event(
+        profile, "loader", f"{longer} (every epoch waits for its first batch), or {less}"
+    )
 
 
 def _change_text(profile: ScriptProfile, found: GapLocation | None, change: str) -> str:
-    return (
-        trainers.trainer_advice(profile).evaluate_less_often
-        if found is None or profile.trainer
-        else change
-    )
+    own = found is not None and not profile.trainer
+    return change if own else trainer_advice(profile).evaluate_less_often
 
 
 def reduce_periodic_work(design: ExperimentDesign, period: float, cost_ms: float) -> str:
     """Advise on work of ``cost_ms`` after every ``period`` steps."""
-    assert design.profile is not None
     found, text = busiest_gap(design.gap_locations, "after some steps"), f"{cost_ms:.0f} ms"
     divide = "divide it"
     if found is not None and found.rank is not None:
         text += f" on rank {found.rank}, while the others wait,"
         divide = "divide it over the ranks"
-    text += f" every {period:.0f} steps"
-    change = _change_text(design.profile, found, "do that less often")
-    return _at_line(design.profile, found, text, f"{change}, or {divide}")
+    change = _change_text(design.facts, found, "do that less often")
+    return _at_line(design, found, f"{text} every {period:.0f} steps", f"{change}, or {divide}")
 
 
 def reduce_host_gap(design: ExperimentDesign, gap_ms: float) -> str:
     """Advise on host work after every step."""
-    assert design.profile is not None
-    until = (
-        "the next batch is requested" if design.can_replay_input else "the model is called again"
-    )
-    text = f"{gap_ms:.1f} ms pass after every step before {until}"
-    found, change = (
-        busiest_gap(design.gap_locations, "after a step"),
-        "do less there, or less often",
-    )
+    until, change = "the next batch is requested", "do less there, or less often"
     if not design.can_replay_input:
+        until = "the model is called again"
         change += " (if it makes batches: use DataLoader workers)"
-    return _at_line(design.profile, found, text, change)
+    found = busiest_gap(design.gap_locations, "after a step")
+    return _at_line(design, found, f"{gap_ms:.1f} ms pass after every step before {until}", change)
 
 
 def reduce_rank_host_gap(design: ExperimentDesign, rank: int, extra_ms: float) -> str:
     """Advise on host work of one rank after every step."""
-    assert design.profile is not None
     text = f"rank {rank} spends {extra_ms:.1f} ms outside of training between steps"
     found = busiest_gap(design.gap_locations, "after a step", rank)
-    return _at_line(design.profile, found, text, "do that less often")
+    return _at_line(design, found, text, "do that less often")
 
 
-def _at_line(profile: ScriptProfile, found: GapLocation | None, text: str, change: str) -> str:
-    if found is None:
-        return at_location(profile.most_frequent_line("step"), f"{text}: {change}")
-    return at_location(found.location.location, f"{found.annotate(text)}: {change}")
+def _at_line(design: ExperimentDesign, found: GapLocation | None, text: str, change: str) -> str:
+    if found is not None:
+        return at_location(found.location.location, f"{found.annotate(text)}: {change}")
+    return at_location(design.facts.most_frequent_line("step"), f"{text}: {change}")

@@ -134,7 +134,6 @@ BY_TRAINER: dict[TrainerKind, TrainerAdvice] = {
 
 
 def trainer_advice(profile: ScriptProfile) -> TrainerAdvice:
-    """Return the advice of the trainer of a script."""
     return BY_TRAINER[profile.trainer]
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from nfold.explain.causes.bandwidth import LinkCause, NetworkCause
 from nfold.explain.causes.cause import Cause
-from nfold.explain.causes.device_memory import MemoryCause
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
-from nfold.explain.causes.host_processes import SingleProcessCause, ThreadsCause
+from nfold.explain.causes.collectives import LinkCause, NetworkCause, SynchronizationCause
+from nfold.explain.causes.device_memory import MEMORY, LayoutCause
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.host_processes import THREADS, SingleProcessCause
 from nfold.explain.causes.input_pipeline import CopiesCause, InputCause, StorageCause
 from nfold.explain.causes.launch_bound import LaunchBoundCause
-from nfold.explain.causes.memory_layout import LayoutCause
-from nfold.explain.causes.synchronization import SynchronizationCause
 from nfold.explain.causes.work_division import ImbalanceCause, UndividedWorkCause
 from nfold.explain.design import ExperimentDesign
 
@@ -21,12 +19,12 @@ CAUSES: tuple[Cause, ...] = (
     ImbalanceCause(),
     LinkCause(),
     InputCause(),
-    ThreadsCause(),
+    THREADS,
     SynchronizationCause(),
     CopiesCause(),
-    EpochBoundaryCause(),
+    EPOCH_BOUNDARY,
     LayoutCause(),
-    MemoryCause(),
+    MEMORY,
     NetworkCause(),
     StorageCause(),
 )

@@ -1,9 +1,10 @@
-"""The interface of all causes: which trials show a cause, what it costs, and what removes it."""
+"""The interface of all causes: the contrasts that show a cause, what it costs, what removes it."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
 from nfold.core.stats import Interval
@@ -14,14 +15,76 @@ from nfold.explain.estimate.bootstrap import MetricView
 CauseMethod = TypeVar("CauseMethod", bound=Callable[..., Any])
 MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
 INPUT_BOUND_FRACTION = 0.3  # of a step of one device: input that costs more may hide other costs
+ONE_PROCESS = "one process drives all devices"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What ``trial`` costs more than ``base``, in milliseconds per step.
+
+    ``metric`` and ``base_metric`` are the steps that count. ``less`` is a part that belongs to
+    another cause or to one device. ``real`` is the same contrast with the real input. ``name`` is
+    that of a component of the cost. The trial without the cause is measured first if
+    ``base_first``.
+    """
+
+    trial: Trial
+    base: Trial
+    name: str = ""
+    metric: Callable[[MetricView, Trial], float] = MetricView.step
+    base_metric: Callable[[MetricView, Trial], float] = MetricView.step
+    less: Contrast | None = None
+    real: Contrast | None = None
+    base_first: bool = False
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        own = (self.base, self.trial) if self.base_first else (self.trial, self.base)
+        return own if self.less is None else (*own, *self.less.trials)
+
+    def cost_ms(self, view: MetricView) -> float:
+        """Return the cost with the input of the trials."""
+        cost = self.metric(view, self.trial) - self.base_metric(view, self.base)
+        return cost if self.less is None else cost - self.less.cost_ms(view)
+
+    def exposed_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+        """Return the smaller of the costs without and with the real input.
+
+        A cost that hides behind slower input gains nothing when it goes, and what the real input
+        adds to it belongs to the input. Before the trials with the real input are measured, the
+        cost is at most the whole loss of N devices.
+        """
+        cost = self.cost_ms(view)
+        if self.real is None:
+            return cost
+        if view.has(*self.real.trials):
+            return min(cost, max(0.0, self.real.cost_ms(view)))
+        if not view.final or not is_input_bound(design, view):
+            return cost
+        lost = view.step(design.actual()) - view.step(design.one_device("real"))
+        return min(cost, max(0.0, lost))
+
+
+def with_both_inputs(design: ExperimentDesign, contrast: Callable[[Input], Contrast]) -> Contrast:
+    """Return a contrast with the cheapest input, and as its ``real`` that with the real input."""
+    return replace(contrast(design.cheapest_input), real=contrast("real"))
+
+
+def without_retries(design: ExperimentDesign, trial: Trial, base: Trial) -> Contrast:
+    """Return the contrast of two trials without allocator retries, which may hide a cost."""
+    return Contrast(design.with_expandable_segments(trial), design.with_expandable_segments(base))
+
+
+def _trials_of(contrasts: Iterable[Contrast]) -> tuple[Trial, ...]:
+    return tuple(dict.fromkeys(trial for contrast in contrasts for trial in contrast.trials))
 
 
 def cached_per_view(method: CauseMethod) -> CauseMethod:
-    """Cache a method of a cause per view, design and trials; all objects of a cause are equal."""
+    """Cache a method of a cause per view, design and trials."""
 
     @functools.wraps(method)
     def cached(cause: Cause, design: ExperimentDesign, view: MetricView, *trials: Trial) -> Any:
-        key = (method, type(cause), id(design), *trials)
+        key = (method, cause, id(design), *trials)
         if key not in view.cache:
             # The value holds the design, so that no other design gets its id.
             view.cache[key] = (method(cause, design, view, *trials), design)
@@ -31,20 +94,21 @@ def cached_per_view(method: CauseMethod) -> CauseMethod:
 
 
 class Cause:
-    """A cause of ``nfold.explain.result.budget.CAUSES``. The base class costs nothing.
+    """What N devices or one may lose time to. The base class costs nothing.
 
-    Costs are in milliseconds per step. Those of N devices are part of the difference to N-fold
-    speed: what one device loses in the same way is not in ``lost_ms`` but in ``one_device_ms``.
+    Most causes are ``contrasts``, ``one_device_contrasts``, remedies and advice; trials and costs
+    follow from them. Other causes override ``trials`` and ``lost_ms`` too. Costs are in milliseconds
+    per step. Those of N devices are part of the difference to N-fold speed: what one device loses
+    in the same way is not in ``lost_ms`` but in ``one_device_ms``.
     """
 
     id: ClassVar[str]
     removal: ClassVar[Variant] = Variant()  # removes it from the real run; empty: impossible
+    affects_one_device: ClassVar[bool] = True  # whether one device alone can lose time to it
     occupies_device: ClassVar[bool] = False  # whether a device is busy with what it costs
-
-    @property
-    def affects_one_device(self) -> bool:
-        """Whether one device alone can lose time to it."""
-        return type(self).one_device_trials is not Cause.one_device_trials
+    same_loss: ClassVar[bool] = False  # whether N devices and one lose the same time to it
+    advice_in_words: ClassVar[bool] = False  # whether its fix is more than a setting
+    component_rows: ClassVar[Mapping[str, str]] = {}  # components that belong to another row
 
     def skipped_reason(self, design: ExperimentDesign) -> str | None:
         """Return why the design does not measure the cause, or None."""
@@ -54,91 +118,103 @@ class Cause:
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         """Return why the plan cannot have the cause or no trial can show it, or None."""
-        del design
         return None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
         """Whether the probe run observed it: its trials then come first."""
-        del design
         return False
+
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        """Return the contrasts whose sum N devices lose."""
+        return ()
+
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        """Return the contrasts whose sum one device loses by itself."""
+        return ()
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Return the trials that ``lost_ms`` compares."""
-        del design
+        return _trials_of(self.contrasts(design))
+
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
+        """Return the trials that ``one_device_ms`` compares."""
+        return _trials_of(self.one_device_contrasts(design))
+
+    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
+        """Return further trials, which show what a fix would gain."""
         return ()
 
     def multi_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Return ``trials`` if there are several devices."""
         return self.trials(design) if design.devices > 1 else ()
 
+    def one_device_evidence(self, design: ExperimentDesign) -> tuple[Trial, ...]:
+        """Return ``one_device_trials`` and the real step of one device; none without the former."""
+        own = self.one_device_trials(design)
+        return tuple(dict.fromkeys((*own, design.one_device("real")))) if own else ()
+
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """Return the measured trials that determine ``lost_ms``; none if they are too few."""
-        return view.all_or_none(self.multi_device_trials(design))
+        trials, contrasts = self.multi_device_trials(design), self.contrasts(design)
+        if not contrasts:
+            return trials if view.has(*trials) else ()
+        return _trials_of(c for c in contrasts if trials and view.has(*c.trials))
 
     def is_resolved(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether the loss of N devices is known, or impossible."""
         return bool(self.available_trials(design, view)) or not self.multi_device_trials(design)
 
-    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Return further trials, which show what a fix would gain."""
-        del design
-        return ()
-
     def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether the measured ``trials`` show what ``lost_ms`` needs."""
-        del design, view
         return True
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
         """Return which part is unknown: empty for the whole, None if all is known."""
         return None if self.is_determined(design, view) else ""
 
+    def endless_reason(self, design: ExperimentDesign) -> str | None:
+        """Return why no trial can ever show the unknown part, or None."""
+        return None
+
+    @cached_per_view
+    def contrast_costs(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+        """Return the costs of the measured ``contrasts`` by their names."""
+        known = (one for one in self.contrasts(design) if view.has(*one.trials))
+        return {one.name: one.exposed_ms(design, view) for one in known}
+
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+        """Return the parts of ``lost_ms`` by name, if they are known."""
+        return {name: ms for name, ms in self.contrast_costs(design, view).items() if name}
+
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return what a step on N devices loses to it."""
-        raise NotImplementedError
+        return sum(self.contrast_costs(design, view).values())
 
     def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return the least gain of removing it: less than ``lost_ms`` if a fix has a cost."""
         return self.lost_ms(design, view)
 
+    def known_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+        """Return ``lost_ms`` if it is known, else 0."""
+        return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
+
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return what a step on N devices loses to it, with what one device loses too."""
-        return max(0.0, sum(self.loss_components_ms(design, view)))
-
-    def loss_components_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """Return the extra loss of N devices and the loss of one; 0 if unknown."""
         single = self.one_device_trials(design)
-        more = self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
         one = self.one_device_ms(design, view) if single and view.has(*single) else 0.0
-        return more, one
-
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        """Return the parts of ``lost_ms`` by name, if they are known."""
-        del design, view
-        return {}
-
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Return the trials that ``one_device_ms`` compares."""
-        del design
-        return ()
-
-    def one_device_evidence(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Return ``one_device_trials`` and the real step of one device; none without the former."""
-        own = self.one_device_trials(design)
-        return tuple(dict.fromkeys((*own, design.one_device("real")))) if own else ()
-
-    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
-        """Return ``one_device_ms`` with its interval if only the probe run shows it."""
-        del design
-        return None
+        both = self.known_ms(design, view), one
+        return max(0.0, *both) if self.same_loss else max(0.0, sum(both))
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return what a step of one device alone loses to it."""
-        raise NotImplementedError
+        return sum(one.cost_ms(view) for one in self.one_device_contrasts(design))
+
+    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
+        """Return ``one_device_ms`` with its interval if only the probe run shows it."""
+        return None
 
     def floor_ms(self, design: ExperimentDesign) -> float:
         """Return a lower bound of the step of one device without the cause."""
-        del design
         return 0.0
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
@@ -154,7 +230,6 @@ class Cause:
 
         A trial under the empty flag changes nothing, but shows more about the cause.
         """
-        del design
         return {}
 
     def tried_fixes(self, design: ExperimentDesign, view: MetricView) -> list[Trial]:
@@ -165,24 +240,6 @@ class Cause:
 def remaining_ms(step_ms: float, gained_ms: float, floor_ms: float = 0.0) -> float:
     """Return a step after a gain: at least ``floor_ms`` and a small fraction of the step."""
     return max(MIN_REMAINING_FRACTION * step_ms, min(floor_ms, step_ms), step_ms - gained_ms)
-
-
-def exposed_ms(
-    design: ExperimentDesign, view: MetricView, cost_ms: Callable[[Input], float], *real: Trial
-) -> float:
-    """Return the smaller of a cost without and with the real input.
-
-    A cost that hides behind slower input gains nothing when it goes, and what the real input adds
-    to it belongs to the input. ``real`` are the trials that ``cost_ms("real")`` compares; without
-    them, the cost is at most the whole loss of N devices.
-    """
-    cheapest = cost_ms(design.cheapest_input)
-    if view.has(*real):
-        return min(cheapest, max(0.0, cost_ms("real")))
-    if not view.final or not is_input_bound(design, view):
-        return cheapest
-    lost = view.step(design.actual()) - view.step(design.one_device("real"))
-    return min(cheapest, max(0.0, lost))
 
 
 def is_input_bound(design: ExperimentDesign, view: MetricView) -> bool:

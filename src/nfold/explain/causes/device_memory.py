@@ -1,26 +1,30 @@
-"""Device memory: an allocator without free memory returns its cached blocks and tries again.
-
-Every retry waits for the device. The same trial with expandable segments needs no retry, unless the
-tensors themselves are too large.
-"""
+"""Device memory: an allocator that runs out of it, and the order of the axes of tensors in it."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from itertools import zip_longest
+from statistics import fmean
 
 from nfold.core.script_profile import ScriptProfile
+from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, cached_per_view
+from nfold.explain.causes.cause import Cause, Contrast, cached_per_view
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.result.budget import MIN_STEP_FRACTION
 
 
 class MemoryCause(Cause):
-    """Retries of the allocator, observed in the probe run."""
+    """Retries of the allocator, observed in the probe run.
 
-    id: ClassVar[str] = "memory"
-    removal: ClassVar[Variant] = Variant(expandable_segments=True)
+    An allocator without free memory returns its cached blocks and tries again: every retry waits
+    for the device. The same trial with expandable segments needs no retry, unless the tensors
+    themselves are too large.
+    """
+
+    id = "memory"
+    removal = Variant(expandable_segments=True)
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         profile, refusal = design.profile, self.removal.refusal(design.plan)
@@ -33,12 +37,9 @@ class MemoryCause(Cause):
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
         return design.has_allocator_retries
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            design.actual(),
-            design.with_expandable_segments(design.actual()),
-            *self.one_device_trials(design),
-        )
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        full, (single,) = design.actual(), self.one_device_contrasts(design)
+        return (Contrast(full, design.with_expandable_segments(full), less=single),)
 
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         own = self.multi_device_trials(design)
@@ -46,34 +47,25 @@ class MemoryCause(Cause):
 
     @cached_per_view
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        full = design.actual()
-        on_n = view.step(full) - view.step(design.with_expandable_segments(full))
-        one, expandable = self.one_device_trials(design)
-        if not view.has(expandable):
-            # A lower bound: one device loses less than all of its step.
-            return max(0.0, on_n - view.step(one))
-        return on_n - self.one_device_ms(design, view)
+        (contrast,) = self.contrasts(design)
+        if view.has(*contrast.trials):
+            return contrast.cost_ms(view)
+        # A lower bound: one device loses less than all of its step.
+        on_n = view.step(contrast.trial) - view.step(contrast.base)
+        return max(0.0, on_n - view.step(design.one_device("real")))
 
-    def extra_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        """Return ``lost_ms`` if it is known, else 0."""
-        return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
-
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (
-            design.one_device("real"),
-            design.with_expandable_segments(design.one_device("real")),
-        )
-
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        one, expandable = self.one_device_trials(design)
-        return view.step(one) - view.step(expandable)
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        one = design.one_device("real")
+        return (Contrast(one, design.with_expandable_segments(one)),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        assert design.profile is not None
-        return pytorch.reduce_allocator_retries(design.profile)
+        return pytorch.reduce_allocator_retries(design.facts)
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         return {pytorch.USE_EXPANDABLE_SEGMENTS: design.with_expandable_segments(design.actual())}
+
+
+MEMORY = MemoryCause()
 
 
 def _memory_use(profile: ScriptProfile, size_bytes: int | None) -> str:
@@ -83,3 +75,81 @@ def _memory_use(profile: ScriptProfile, size_bytes: int | None) -> str:
     used = f"uses {profile.peak_memory_bytes / 1e9:.1f} of {size_bytes / 1e9:.1f} GB of a device"
     larger = ": the batch can grow" if 2 * profile.peak_memory_bytes < size_bytes else ""
     return f"{none}; {used}{larger}"
+
+
+class LayoutCause(Cause):
+    """One device with either layout. N devices lose the same, so it is a loss of one device.
+
+    In a script, a profiler trace shows the copies that only change the layout: removing them gains
+    their time. Transposes within cuDNN are only a reason to measure the other layout, because it
+    may gain or lose in all other kernels, and a slow host may hide the difference.
+    """
+
+    id = "layout"
+    occupies_device = True
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        if design.profile is not None:
+            return "no step of the script was profiled" if design.profile.trace is None else None
+        return None if design.plan.device == "cuda" else "CPU devices do not use cuDNN"
+
+    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
+        own = design.one_device(design.cheapest_input)
+        if design.profile is None:
+            return (own, design.one_device(design.cheapest_input, layout=_other_layout(design)))
+        if _is_transposed(design):
+            return (own, design.one_device_with(design.cheapest_input, channels_last=True))
+        return (design.one_device("real"),)
+
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+        estimate = self.direct_estimate(design)
+        if estimate is not None:
+            return estimate.value
+        own, other = map(view.step, self.one_device_trials(design))
+        return _layout_copy_ms(design).value + own - other
+
+    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
+        if design.profile is None or _is_transposed(design):
+            return None
+        return _layout_copy_ms(design)
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        if design.profile is None:
+            return f"--layout {_other_layout(design)}"
+        if 2 * _layout_copy_ms(design).value < self.one_device_ms(design, view):
+            return pytorch.use_channels_last(design.profile)
+        return pytorch.keep_memory_format(design.profile)
+
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        if design.profile is None:
+            layout = _other_layout(design)
+            return {f"--layout {layout}": design.with_plan(layout=layout)}
+        if not _is_transposed(design):
+            return {}
+        advice = pytorch.use_channels_last(design.profile)
+        return {advice: design.actual("real", channels_last=True)}
+
+
+def _layout_copy_ms(design: ExperimentDesign) -> Interval:
+    # Mean, minimum and maximum over the profiled steps. Without the copies of operators on images
+    # themselves, if the other layout is measured.
+    trace = design.facts.trace
+    if trace is None or not trace.layout_copy_ms:
+        return Interval(0.0, 0.0, 0.0)
+    own = trace.operator_layout_copy_ms if _is_transposed(design) else ()
+    pairs = zip_longest(trace.layout_copy_ms, own, fillvalue=0.0)
+    each = [(every - operators) / design.work_divisor for every, operators in pairs]
+    return Interval(fmean(each), min(each), max(each))
+
+
+def _is_transposed(design: ExperimentDesign) -> bool:
+    # Whether the transposes around a script's convolutions take a noticeable part of a step.
+    trace = design.facts.trace
+    if trace is None or design.facts.channels_last or not design.facts.convolutions:
+        return False
+    transposes_ms = trace.cudnn_transpose_ms + fmean(trace.operator_layout_copy_ms or (0.0,))
+    return transposes_ms > MIN_STEP_FRACTION * (trace.device_busy_ms or design.step_ms or 0.0)
+
+
+def _other_layout(design: ExperimentDesign) -> str:
+    return "channels_first" if design.plan.layout == "channels_last" else "channels_last"

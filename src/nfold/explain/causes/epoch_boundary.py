@@ -7,7 +7,6 @@ epoch: the shorter epochs are, the larger is its share of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar
 
 from nfold.explain.advice import pytorch
 from nfold.explain.causes.cause import Cause, cached_per_view
@@ -27,13 +26,11 @@ class EpochBoundaryCause(Cause):
     epochs, or epochs cut short, which have the same boundaries. Any trial shows periodic work.
     """
 
-    id: ClassVar[str] = "epoch-boundary"
+    id = "epoch-boundary"
 
     def endless_reason(self, design: ExperimentDesign) -> str | None:
         """Return why no epoch ends, or None."""
-        batches = (
-            design.profile and pytorch.training_loader(design.profile).batches_per_epoch
-        ) or 0
+        batches = design.loader.batches_per_epoch or 0
         if batches <= ENDLESS_BATCHES:
             return None
         return f"an epoch has {batches:,} batches: no epoch ends"
@@ -43,30 +40,16 @@ class EpochBoundaryCause(Cause):
 
     def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         # The same over whole or short epochs, and the trial that shows host gaps.
-        own = (*self.whole_epoch_trials(design), *self.short_epoch_trials(design))
+        own = (*map(over_whole_epochs, self.trials(design)), *self.short_epoch_trials(design))
         return own if design.profile is None else (*own, idle_trial(design))
-
-    def whole_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        """Return the trials over whole epochs."""
-        return tuple(map(over_whole_epochs, self.trials(design)))
 
     def short_epoch_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Return the trials over short epochs, if a script has epochs that can be cut short."""
-        if (
-            design.profile is None
-            or not pytorch.training_loader(design.profile).batches_per_epoch
-            or self.length_is_fixed(design)
-        ):
-            return ()
-        if self.endless_reason(design) is not None:
+        loader = design.loader
+        fixed = loader.length_read_ahead or self.endless_reason(design) is not None
+        if not loader.batches_per_epoch or fixed:
             return ()
         return tuple(map(over_short_epochs, self.trials(design)))
-
-    def length_is_fixed(self, design: ExperimentDesign) -> bool:
-        """Whether the trainer reads the length of an epoch ahead, so that none can be cut short."""
-        return (
-            design.profile is not None and pytorch.training_loader(design.profile).length_read_ahead
-        )
 
     def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
         return (
@@ -76,7 +59,7 @@ class EpochBoundaryCause(Cause):
         )
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
-        full, every = design.actual(), view.period(design.actual())
+        full, every = design.actual(), view.metric(design.actual(), "period")
         if every is not None and not self.has_periodic_work(design, view):
             cost = f"{view.periodic_ms(full):.2f} ms per step of work after every {every:.0f} steps"
             return f"{cost}, which was not measured on one device: "
@@ -91,7 +74,7 @@ class EpochBoundaryCause(Cause):
     def has_periodic_work(self, design: ExperimentDesign, view: MetricView) -> bool:
         """Whether there is periodic work, and it is known in all trials."""
         trials = self.trials(design)
-        some = any(view.period(trial) is not None for trial in trials)
+        some = any(view.metric(trial, "period") is not None for trial in trials)
         return some and all(map(view.has_periodic, trials))
 
     def _measured_values(
@@ -117,27 +100,25 @@ class EpochBoundaryCause(Cause):
         return self.ms_per_step(design, view, design.actual()) - self._one_device_ms(design, view)
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
-        found: dict[str, float] = {}
         full, one = self.trials(design)
-        between = self.lost_ms(design, view)
-        within = 0.0
-        if self.has_periodic_work(design, view):
-            within = view.periodic_ms(full) - view.periodic_ms(one) / design.work_divisor
-            between -= within
-        if (
-            self.has_epoch_gaps(design, view)
-            and design.profile
-            and pytorch.training_loader(design.profile).num_workers
-        ):
-            first = view.first_batch_wait(full) - view.first_batch_wait(one) / design.work_divisor
+        gaps = self.has_epoch_gaps(design, view)
+        periodic = self.has_periodic_work(design, view)
+
+        def more(value: TrialValue) -> float:
+            return value(full) - value(one) / design.work_divisor
+
+        within = more(view.periodic_ms) if periodic else 0.0
+        between = self.lost_ms(design, view) - within
+        found = {}
+        if gaps and design.loader.num_workers:
+            first = more(view.first_batch_wait)
             found = {
                 "waiting for the first batch of an epoch": first,
                 "other work between epochs": between - first,
             }
-        if self.has_periodic_work(design, view) and self.has_epoch_gaps(design, view):
-            found = found or {"between epochs": between}
-            found["periodic work within epochs"] = within
-        return found
+        elif gaps and periodic:
+            found = {"between epochs": between}
+        return found | ({"periodic work within epochs": within} if gaps and periodic else {})
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         return (design.baseline,)
@@ -161,7 +142,7 @@ class EpochBoundaryCause(Cause):
         gap = view.epoch_gap(trial) if view.has_epoch_gap(trial) else 0.0
         within = view.periodic_ms(trial) if self.has_periodic_work(design, view) else 0.0
         if design.profile is not None and within > gap:
-            every = view.period(trial) or view.period(design.baseline) or 1.0
+            every = view.metric(trial, "period") or view.metric(design.baseline, "period") or 1.0
             return pytorch.reduce_periodic_work(design, every, within * every)
         if design.profile is not None:
             waits = 2 * view.first_batch_wait(trial) > gap
@@ -172,3 +153,6 @@ class EpochBoundaryCause(Cause):
             "keep loader workers alive between epochs (persistent_workers), and evaluate and log "
             "less often"
         )
+
+
+EPOCH_BOUNDARY = EpochBoundaryCause()

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from nfold.core.input_rates import host_decodes_for_gpus
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.bandwidth import LinkCause, NetworkCause
-from nfold.explain.causes.cause import Cause, cached_per_view, is_input_bound
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
-from nfold.explain.causes.host_processes import ThreadsCause
-from nfold.explain.causes.synchronization import SynchronizationCause
+from nfold.explain.causes.cause import (
+    Cause,
+    Contrast,
+    cached_per_view,
+    is_input_bound,
+    without_retries,
+)
+from nfold.explain.causes.collectives import LinkCause, NetworkCause, SynchronizationCause
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.causes.work_division import ImbalanceCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
@@ -20,13 +25,14 @@ from nfold.explain.metrics import loading_ms_per_step
 
 CANNOT_REPLAY_INPUT = "no DataLoader or batch function found: input cannot be replayed"
 WORKER_FACTORS = (2, 4)  # of a script's number of workers, to try
+CpuAndStorage = tuple[float, float]  # milliseconds of computing batches, and of waiting for storage
 
 
 class CopiesCause(Cause):
     """Copies from host to device that compute does not hide: replayed against resident batches."""
 
-    id: ClassVar[str] = "copies"
-    occupies_device: ClassVar[bool] = True
+    id = "copies"
+    occupies_device = True
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.plan.device != "cuda":
@@ -39,26 +45,15 @@ class CopiesCause(Cause):
             )
         return "the data are on the device" if design.plan.input == "resident" else None
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        if design.uses_one_process and design.profile is not None:
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        if design.is_one_process_script:
             return ()
-        on_n = (design.one_allreduce(design.host_input), design.one_allreduce("resident"))
-        return (*on_n, *self.one_device_trials(design))
+        host, resident = design.one_allreduce(design.host_input), design.one_allreduce("resident")
+        (single,) = self.one_device_contrasts(design)
+        return (Contrast(host, resident, less=single),)
 
-    @cached_per_view
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        on_n = view.step(design.one_allreduce(design.host_input)) - view.step(
-            design.one_allreduce("resident")
-        )
-        return on_n - self.one_device_ms(design, view)
-
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (design.one_device(design.host_input), design.one_device("resident"))
-
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return view.step(design.one_device(design.host_input)) - view.step(
-            design.one_device("resident")
-        )
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        return (Contrast(design.one_device(design.host_input), design.one_device("resident")),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
@@ -77,8 +72,9 @@ class CopiesCause(Cause):
 class InputCause(Cause):
     """Loading, decoding and augmenting on the host, and loaders that slow each other."""
 
-    id: ClassVar[str] = "input"
-    removal: ClassVar[Variant] = Variant(input="replayed")
+    id = "input"
+    removal = Variant(input="replayed")
+    part: ClassVar[Literal[0, 1]] = 0  # of ``CpuAndStorage``
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if not design.can_replay_input:
@@ -86,79 +82,76 @@ class InputCause(Cause):
         return "the data are on the device" if design.plan.input == "resident" else None
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        # Without allocator retries, which may hide the cost of input.
-        if _is_one_process_script(design):
-            return (
-                _real_replicas(design),
-                *ThreadsCause().trials(design),
-                *self.one_device_trials(design),
-            )
-        return (*_real_and_replayed(design), *self.one_device_trials(design))
+        if design.is_one_process_script:
+            on_n = (_real_replicas(design), *THREADS.trials(design))
+        else:
+            on_n = _real_and_replayed(design).trials
+        return (*on_n, *self.one_device_trials(design))
+
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        real, replayed = design.one_device("real"), design.one_device("replayed")
+        return (without_retries(design, real, replayed),)
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return self.cpu_and_storage_ms(design, view)[0]
+        return self.cpu_and_storage_ms(design, view)[self.part]
 
     @cached_per_view
-    def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """Return the extra loss of N devices: to computing batches, and to waiting for storage."""
-        whole = self._input_ms(design, view)
-        on_n = (
-            _real_replicas(design)
-            if _is_one_process_script(design)
-            else design.with_expandable_segments(design.actual())
-        )
-        real, replayed = self.one_device_trials(design)
-        single = view.step(real) - view.step(replayed)
-        more = _storage_ms(design, view, on_n, whole + single) - _storage_ms(
-            design, view, real, single
+    def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
+        """Return the extra loss of N devices."""
+        whole = self._multi_device_ms(design, view)
+        full = design.with_expandable_segments(design.actual())
+        on_n = _real_replicas(design) if design.is_one_process_script else full
+        (single,) = self.one_device_contrasts(design)
+        one_ms = single.cost_ms(view)
+        more = _storage_ms(design, view, on_n, whole + one_ms) - _storage_ms(
+            design, view, single.trial, one_ms
         )
         return whole - more, more
 
-    def _input_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def _multi_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return the extra loss of N devices.
 
         Once trials with the real input show what other causes lose, it is the rest of the loss:
         input may hide a part of them.
         """
-        if _is_one_process_script(design):
-            more = view.reference_step(_real_replicas(design)) - view.step(
-                self.one_device_trials(design)[0]
-            )
-            return more - ThreadsCause().lost_ms(design, view)
-        full, others = design.with_expandable_segments(design.actual()), _other_causes(design)
+        real, _ = self.one_device_trials(design)
+        if design.is_one_process_script:
+            more = view.reference_step(_real_replicas(design)) - view.step(real)
+            return more - THREADS.lost_ms(design, view)
+        full = design.with_expandable_segments(design.actual())
+        others = [one for one in HIDDEN_CAUSES if one.not_applicable_reason(design) is None]
         known = view.has(*real_input_trials(design)) or (
             view.final and is_input_bound(design, view)
         )
         known = known and view.has(full, *(trial for c in others for trial in c.trials(design)))
         if design.uses_one_process or not known:
-            on_n = _multi_device_input_ms(design, view)
-            contention = ThreadsCause().oversubscription_input_ms(design, view)
-            return on_n - sum(self.one_device_cpu_and_storage_ms(design, view)) - contention
-        lost = view.step(full) - view.step(self.one_device_trials(design)[0])
+            on_n = _real_and_replayed(design).cost_ms(view)
+            single = sum(self.one_device_cpu_and_storage_ms(design, view))
+            return on_n - single - THREADS.oversubscription_ms(design, view)
+        lost = view.step(full) - view.step(real)
         return lost - sum(cause.lost_ms(design, view) for cause in others)
 
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         # With the wait for the first batch of every epoch. On N devices, what replayed input saves
         # them together, less the part of storage.
-        if _is_one_process_script(design) or design.devices == 1:
-            return super().total_ms(design, view) + self.first_batch_ms(design, view)[0]
-        saved = _multi_device_input_ms(design, view) - ThreadsCause().oversubscription_input_ms(
-            design, view
-        )
+        first = self.first_batch_ms(design, view)[self.part]
+        if self.part or design.is_one_process_script or design.devices == 1:
+            return super().total_ms(design, view) + first
+        saved = _real_and_replayed(design).cost_ms(view) - THREADS.oversubscription_ms(design, view)
         saved -= (
             self.cpu_and_storage_ms(design, view)[1]
             + self.one_device_cpu_and_storage_ms(design, view)[1]
         )
-        return max(0.0, saved) + self.first_batch_ms(design, view)[0]
+        return max(0.0, saved) + first
 
     @cached_per_view
-    def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> tuple[float, float]:
-        """Return the wait of N devices for first batches: computing them, and reading.
+    def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
+        """Return the wait of N devices for first batches.
 
         A worker makes the first batch as any other, with the same share of waiting.
         """
         full = design.actual()
-        if not EpochBoundaryCause().has_epoch_gaps(design, view):
+        if not EPOCH_BOUNDARY.has_epoch_gaps(design, view):
             return 0.0, 0.0
         first = view.first_batch_wait(full)
         loading, waiting = view.loading_and_waiting(full)
@@ -167,29 +160,25 @@ class InputCause(Cause):
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         replicas = design.replicas("real")
-        if _is_one_process_script(design) or not view.has(replicas, *ThreadsCause().trials(design)):
+        if design.is_one_process_script or not view.has(replicas, *THREADS.trials(design)):
             return {}
         contention = view.reference_step(replicas) - view.step(design.one_device("real"))
-        contention -= ThreadsCause().lost_ms(design, view)
+        contention -= THREADS.lost_ms(design, view)
         return {
             "loaders of all ranks share the host": contention,
             "waiting for the slowest loader": self.lost_ms(design, view) - contention,
         }
 
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        real, replayed = design.one_device("real"), design.one_device("replayed")
-        return (design.with_expandable_segments(real), design.with_expandable_segments(replayed))
-
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return self.one_device_cpu_and_storage_ms(design, view)[0]
+        return self.one_device_cpu_and_storage_ms(design, view)[self.part]
 
     def one_device_cpu_and_storage_ms(
         self, design: ExperimentDesign, view: MetricView
-    ) -> tuple[float, float]:
-        """Return the loss of one device: to computing batches, and to waiting for storage."""
-        real, replayed = self.one_device_trials(design)
-        whole = view.step(real) - view.step(replayed)
-        waiting = _storage_ms(design, view, real, whole)
+    ) -> CpuAndStorage:
+        """Return the loss of one device."""
+        (single,) = self.one_device_contrasts(design)
+        whole = single.cost_ms(view)
+        waiting = _storage_ms(design, view, single.trial, whole)
         return whole - waiting, waiting
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
@@ -208,10 +197,7 @@ class InputCause(Cause):
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:
-            return {
-                pytorch.num_workers_setting(design.profile, other): design.with_plan(workers=other)
-                for other in others
-            }
+            return _with_workers(design, others)
         found = {}
         if host_decodes_for_gpus(plan) and plan.cache == "off":
             on_device = design.with_plan(decode="device", augment="device")
@@ -224,24 +210,62 @@ class InputCause(Cause):
         return found
 
 
+class StorageCause(InputCause):
+    """Waiting for a disk or a network: the part of the cost of input in which nobody computes.
+
+    The cost of input comes from real against replayed batches. In the same trials, nfold measures
+    how long every process that makes batches computes (or waits for a core) and how long it sleeps.
+    """
+
+    id = "storage"
+    removal = Variant()
+    part = 1
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        if design.profile is None:
+            return "the data are in memory before the first step"
+        if not design.can_replay_input:
+            return CANNOT_REPLAY_INPUT
+        if design.batch_function is not None:
+            return f"waiting in {design.batch_function.call_text} is not measured: it is in input"
+        if design.profile.fetches is None:
+            return "the processes that make batches are not measured (spawned workers)"
+        return None
+
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+        return {}
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        return pytorch.speed_up_reads(design.facts)
+
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        own = design.plan.workers or 1
+        return _with_workers(design, [factor * own for factor in WORKER_FACTORS])
+
+
+def _with_workers(design: ExperimentDesign, counts: list[int]) -> dict[str, Trial]:
+    return {
+        pytorch.num_workers_setting(design.facts, count): design.with_plan(workers=count)
+        for count in counts
+    }
+
+
 def _first_workers(design: ExperimentDesign) -> list[int]:
     """Return worker counts for a script without workers: enough for its step, and two.
 
     On CPU devices, workers have no cores of their own.
     """
-    profile, step_ms, cores = design.profile, design.step_ms, design.plan.cores_per_device or 1
-    if profile is None or profile.fetches is None or not (profile.fetches.batches and step_ms):
+    fetches, step_ms, cores = (
+        design.facts.fetches,
+        design.step_ms,
+        design.plan.cores_per_device or 1,
+    )
+    if fetches is None or not (fetches.batches and step_ms):
         return [1, 2]
-    fetches = profile.fetches
     loading_ms = loading_ms_per_step(design.plan, fetches.batches, fetches.seconds)
     compute_ms = max(step_ms - loading_ms, loading_ms / cores)
     enough = min(cores, math.ceil(loading_ms / compute_ms)) if design.plan.device == "cuda" else 1
     return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
-
-
-def _multi_device_input_ms(design: ExperimentDesign, view: MetricView) -> float:
-    real, replayed = _real_and_replayed(design)
-    return view.step(real) - view.step(replayed)
 
 
 def _storage_ms(
@@ -253,11 +277,7 @@ def _storage_ms(
     much would be lost. If the cost exceeds both and the training process makes its batches itself,
     it is divided in proportion: sleeping threads also wake late and find cold caches.
     """
-    if (
-        design.profile is None
-        or design.profile.fetches is None
-        or design.batch_function is not None
-    ):
+    if design.facts.fetches is None or design.batch_function is not None:
         return 0.0
     loading, waiting = view.loading_and_waiting(trial)
     computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)
@@ -277,80 +297,21 @@ def real_input_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     return (design.replicas("real"), design.no_allreduce("real"), design.barrier_only("real"))
 
 
-def _other_causes(design: ExperimentDesign) -> list[Cause]:
-    found: list[Cause] = [
-        ThreadsCause(),
-        ImbalanceCause(),
-        SynchronizationCause(),
-        LinkCause(),
-        NetworkCause(),
-        CopiesCause(),
-    ]
-    return [cause for cause in found if cause.not_applicable_reason(design) is None]
+HIDDEN_CAUSES: tuple[Cause, ...] = (
+    THREADS,
+    ImbalanceCause(),
+    SynchronizationCause(),
+    LinkCause(),
+    NetworkCause(),
+    CopiesCause(),
+)
+"""The causes whose costs slow input may hide."""
 
 
-def _is_one_process_script(design: ExperimentDesign) -> bool:
-    return design.uses_one_process and design.profile is not None
-
-
-def _real_and_replayed(design: ExperimentDesign) -> tuple[Trial, Trial]:
-    return (
-        design.with_expandable_segments(design.one_allreduce()),
-        design.with_expandable_segments(design.one_allreduce("replayed")),
-    )
+def _real_and_replayed(design: ExperimentDesign) -> Contrast:
+    real, replayed = design.one_allreduce(), design.one_allreduce("replayed")
+    return without_retries(design, real, replayed)
 
 
 def _real_replicas(design: ExperimentDesign) -> Trial:
     return design.with_expandable_segments(design.replicas("real"))
-
-
-INPUT_CAUSE = InputCause()
-
-
-class StorageCause(Cause):
-    """Waiting for a disk or a network: the part of the cost of input in which nobody computes.
-
-    The cost of input comes from real against replayed batches. In the same trials, nfold measures
-    how long every process that makes batches computes (or waits for a core) and how long it sleeps.
-    """
-
-    id: ClassVar[str] = "storage"
-
-    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        if design.profile is None:
-            return "the data are in memory before the first step"
-        if not design.can_replay_input:
-            return CANNOT_REPLAY_INPUT
-        if design.batch_function is not None:
-            return f"waiting in {design.batch_function.call_text} is not measured: it is in input"
-        if design.profile.fetches is None:
-            return "the processes that make batches are not measured (spawned workers)"
-        return None
-
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return INPUT_CAUSE.trials(design)
-
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return INPUT_CAUSE.cpu_and_storage_ms(design, view)[1]
-
-    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return super().total_ms(design, view) + INPUT_CAUSE.first_batch_ms(design, view)[1]
-
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return INPUT_CAUSE.one_device_trials(design)
-
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return INPUT_CAUSE.one_device_cpu_and_storage_ms(design, view)[1]
-
-    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        assert design.profile is not None
-        return pytorch.speed_up_reads(design.profile)
-
-    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        assert design.profile is not None
-        own = design.plan.workers or 1
-        counts = [factor * own for factor in WORKER_FACTORS]
-        return {
-            pytorch.num_workers_setting(design.profile, count): design.with_plan(workers=count)
-            for count in counts
-        }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from nfold.core.script_profile import ScriptProfile
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.cause import Cause, Contrast
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.result.budget import MIN_STEP_FRACTION
@@ -19,7 +19,8 @@ HOST_AHEAD_FRACTION = 0.5  # of a step: a host that is further ahead is not wait
 class LaunchBoundCause(Cause):
     """A device with its share of the batch, against an N-th of one device with the whole batch."""
 
-    id: ClassVar[str] = "launch-bound"
+    id = "launch-bound"
+    same_loss = True
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.scaling == "strong" or _can_capture(design):
@@ -32,36 +33,39 @@ class LaunchBoundCause(Cause):
             return "no step of the script was profiled"
         return None
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return () if design.scaling == "weak" else (design.one_device("real"), design.baseline)
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        if design.scaling == "weak":
+            return ()
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        share = view.step(design.one_device("real"))
-        return share - view.step(design.baseline) / design.devices
+        def share(view: MetricView, whole: Trial) -> float:
+            return view.step(whole) / design.devices
+
+        return (Contrast(design.one_device("real"), design.baseline, base_metric=share),)
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         # A profile of a script shows its GPU's busy time, in the trial whose host never waits. Else
         # eager launches are compared with a CUDA graph, or two batch sizes.
-        if _can_capture(design):
-            return (design.one_device(design.cheapest_input), _captured_trial(design))
-        return (idle_trial(design),) if _uses_trace(design) else self.trials(design)
+        if _uses_trace(design):
+            return (idle_trial(design),)
+        return super().one_device_trials(design) or self.trials(design)
+
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        if not _can_capture(design):
+            return ()
+        captured = design.one_device_with(design.cheapest_input, captured=True)
+        return (Contrast(design.one_device(design.cheapest_input), captured),)
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         if _uses_trace(design):
             return device_idle_ms(design, view) - host_gap_ms(design, view)
         if _can_capture(design):
-            return view.step(design.one_device(design.cheapest_input)) - view.step(
-                _captured_trial(design)
-            )
+            return super().one_device_ms(design, view)
         # The intercept at batch 0 of the line through both batch sizes.
         share, whole = view.step(design.one_device("real")), view.step(design.baseline)
         return (design.devices * share - whole) / (design.devices - 1)
 
     def floor_ms(self, design: ExperimentDesign) -> float:
         return (device_busy_ms(design) or 0.0) if _uses_trace(design) else 0.0
-
-    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return max(0.0, *self.loss_components_ms(design, view))
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
@@ -86,10 +90,10 @@ class LaunchBoundCause(Cause):
 
 
 def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
-    profile = design.profile
-    if profile is None or profile.compiled or profile.parallel in ("dp", "fsdp"):
+    facts, on_gpu = design.facts, design.plan.device == "cuda"
+    if not on_gpu or facts.compiled or facts.parallel in ("dp", "fsdp"):
         return {}
-    if design.plan.device != "cuda" or design.single_device_script:
+    if design.single_device_script:
         return {}
     return {mode: design.actual("real", compiled=mode) for mode in COMPILE_MODES}
 
@@ -117,10 +121,6 @@ def _uses_trace(design: ExperimentDesign) -> bool:
     return design.scaling == "weak" and device_busy_ms(design) is not None
 
 
-def _captured_trial(design: ExperimentDesign) -> Trial:
-    return design.one_device_with(design.cheapest_input, captured=True)
-
-
 # The device idle time of a script, and the host gaps in it. They are measured on one device alone
 # with the cheapest input, whose host reads no values: there a host gap contains no wait for the device.
 
@@ -132,14 +132,14 @@ def idle_trial(design: ExperimentDesign) -> Trial:
 
 def device_busy_ms(design: ExperimentDesign) -> float | None:
     """Return the GPU busy time per step in the profiler trace, None without a trace."""
-    trace = design.profile.trace if design.profile is not None else None
+    trace = design.facts.trace
     return None if trace is None else trace.device_busy_ms
 
 
 def device_idle_ms(design: ExperimentDesign, view: MetricView) -> float:
     """Return the milliseconds per step in which a GPU waits for its host."""
     trial = idle_trial(design)
-    step_ms, ahead_ms = view.step(trial), view.host_ahead(trial)
+    step_ms, ahead_ms = view.step(trial), view.metric(trial, "ahead")
     if ahead_ms is None or ahead_ms > HOST_AHEAD_FRACTION * step_ms:
         return 0.0
     return max(0.0, step_ms - (device_busy_ms(design) or 0.0))
@@ -160,7 +160,7 @@ def host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
         return 0.0
     if not view.has(trial) or (design.plan.device == "cuda" and device_busy_ms(design) is None):
         return 0.0
-    step_ms, gap_ms = view.step(trial), view.host_gap(trial) or 0.0
+    step_ms, gap_ms = view.step(trial), view.metric(trial, "host_gap") or 0.0
     lost = min(gap_ms, step_ms if design.plan.device == "cpu" else device_idle_ms(design, view))
     return lost if lost > MIN_STEP_FRACTION * step_ms else 0.0
 
@@ -170,5 +170,5 @@ def shared_host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
     lost = host_gap_ms(design, view)
     if design.devices == 1:
         return lost
-    shared = view.host_gap(design.no_allreduce(design.cheapest_input))
+    shared = view.metric(design.no_allreduce(design.cheapest_input), "host_gap")
     return lost if shared is None else min(lost, shared)

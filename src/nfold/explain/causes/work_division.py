@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, cached_per_view, exposed_ms
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.advice.trainers import trainer_advice
+from nfold.explain.causes.cause import ONE_PROCESS, Cause, Contrast, with_both_inputs
+from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.metrics import slow_clock_advice
 
@@ -17,7 +16,8 @@ SLOW_RANK_RATIO = 1.02  # of the slowest rank's step over that of the next
 class UndividedWorkCause(Cause):
     """All devices train on the same samples: exactly N times the work."""
 
-    id: ClassVar[str] = "undivided-work"
+    id = "undivided-work"
+    affects_one_device = False
 
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         return (design.actual(),)
@@ -27,7 +27,8 @@ class UndividedWorkCause(Cause):
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
-            return pytorch.divide_samples(design.profile)
+            sampler = trainer_advice(design.profile).sampler
+            return pytorch.at_event(design.profile, "loader", sampler)
         return "give every rank its own samples: DistributedSampler, or run.loader"
 
 
@@ -38,25 +39,18 @@ class ImbalanceCause(Cause):
     exchange show that wait alone.
     """
 
-    id: ClassVar[str] = "imbalance"
+    id = "imbalance"
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        return "one process drives all devices" if design.uses_one_process else None
+        return ONE_PROCESS if design.uses_one_process else None
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (design.no_allreduce(design.cheapest_input),)
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        def slowest(input_: Input) -> Contrast:
+            ranks = design.no_allreduce(input_)
+            metrics = MetricView.slowest_rank_step, MetricView.reference_step
+            return Contrast(ranks, ranks, "", *metrics)
 
-    @cached_per_view
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
-        return exposed_ms(
-            design,
-            view,
-            lambda input_: (
-                view.slowest_rank_step(design.no_allreduce(input_))
-                - view.reference_step(design.no_allreduce(input_))
-            ),
-            design.no_allreduce("real"),
-        )
+        return (with_both_inputs(design, slowest),)
 
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         if design.devices == 1:
@@ -76,9 +70,7 @@ class ImbalanceCause(Cause):
         gap_ms = _extra_host_gap_ms(design, view, slow)
         if design.profile is not None and gap_ms is not None:
             return pytorch.reduce_rank_host_gap(design, slow, gap_ms)
-        moved, _ = _slow_rank(
-            view, design.no_allreduce(design.cheapest_input, rotated_devices(design))
-        )
+        moved, _ = _slow_rank(view, _on_rotated_devices(design))
         if moved == slow:
             return f"rank {slow}'s share of the work is larger or slower: divide it evenly"
         clock = slow_clock_advice(design.clock_rates, slow, slowdown)
@@ -90,12 +82,12 @@ class ImbalanceCause(Cause):
         return f"device {slow} is slow: {clock or other}"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        return {"": design.no_allreduce(design.cheapest_input, rotated_devices(design))}
+        return {"": _on_rotated_devices(design)}
 
 
-def rotated_devices(design: ExperimentDesign) -> tuple[int, ...]:
-    """Return the order of devices that puts every rank on its neighbour's device."""
-    return (*range(1, design.devices), 0)
+def _on_rotated_devices(design: ExperimentDesign) -> Trial:
+    # Every rank is on its neighbour's device.
+    return design.no_allreduce(design.cheapest_input, (*range(1, design.devices), 0))
 
 
 def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) -> float | None:

@@ -56,10 +56,11 @@ class MetricView:
     reference: tuple[int, ...] = ()
     final: bool = True
     failed_trials: frozenset[Trial] = frozenset()
-    epoch_metric_keys: dict[MetricKey, MetricKey | None] = field(
-        default_factory=dict, compare=False, repr=False
-    )
     cache: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def metric(self, trial: Trial, name: str) -> float | None:
+        """Return a metric of ``nfold.explain.metrics``, None if it is unknown."""
+        return self.values.get((trial, name))
 
     def step(self, trial: Trial) -> float:
         """Milliseconds of a step."""
@@ -73,11 +74,7 @@ class MetricView:
 
     def step_by_rank(self, trial: Trial) -> dict[int, float]:
         """Milliseconds of a step of every rank, if ranks do not synchronize."""
-        return {
-            int(name.removeprefix("rank ")): value
-            for (one, name), value in self.values.items()
-            if one == trial and name.startswith("rank ")
-        }
+        return _steps_by_rank(self.values, lambda one: one == trial)
 
     def slowest_rank_step(self, trial: Trial) -> float:
         """Milliseconds of a step if ranks did synchronize."""
@@ -85,30 +82,17 @@ class MetricView:
 
     def epoch_gap(self, trial: Trial) -> float:
         """Milliseconds per step between epochs."""
-        key = self._epoch_metric_key(trial, "gap")
-        assert key is not None
-        return self.values[key]
+        gap = self._epoch_metric(trial, "gap")
+        assert gap is not None
+        return gap
 
     def first_batch_wait(self, trial: Trial) -> float:
         """Milliseconds per step of waiting for the first batch of an epoch."""
-        key = self._epoch_metric_key(trial, "first")
-        return 0.0 if key is None else self.values[key]
-
-    def host_ahead(self, trial: Trial) -> float | None:
-        """Milliseconds by which the host is ahead of its devices, None if unknown."""
-        return self.values.get((trial, "ahead"))
-
-    def host_gap(self, trial: Trial) -> float | None:
-        """Milliseconds of the usual host gap on the rank where it is least, None if unknown."""
-        return self.values.get((trial, "host_gap"))
+        return self._epoch_metric(trial, "first") or 0.0
 
     def periodic_ms(self, trial: Trial) -> float:
         """Milliseconds per step of periodic work."""
         return self.values[trial, "periodic"]
-
-    def period(self, trial: Trial) -> float | None:
-        """Steps between two events of the periodic work that costs most."""
-        return self.values.get((trial, "period"))
 
     def has_periodic(self, trial: Trial) -> bool:
         """Whether periodic work is known: enough of it, or none in long enough a time."""
@@ -116,7 +100,7 @@ class MetricView:
 
     def has_epoch_gap(self, trial: Trial) -> bool:
         """Whether an epoch ended while the trial was measured, over steps or whole epochs."""
-        return self._epoch_metric_key(trial, "gap") is not None
+        return self._epoch_metric(trial, "gap") is not None
 
     def loading_and_waiting(self, trial: Trial) -> tuple[float, float]:
         """Milliseconds per step of making batches, and the part of them spent waiting."""
@@ -126,18 +110,11 @@ class MetricView:
         """Whether all trials were measured."""
         return all((trial, "step") in self.values for trial in trials)
 
-    def all_or_none(self, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
-        """Return ``trials`` if all were measured, else none."""
-        return trials if self.has(*trials) else ()
-
-    def _epoch_metric_key(self, trial: Trial, metric: str) -> MetricKey | None:
-        name = (trial, metric)
-        if name not in self.epoch_metric_keys:
-            keys = (
-                (one, metric) for one in (trial, over_whole_epochs(trial), over_short_epochs(trial))
-            )
-            self.epoch_metric_keys[name] = next((key for key in keys if key in self.values), None)
-        return self.epoch_metric_keys[name]
+    def _epoch_metric(self, trial: Trial, name: str) -> float | None:
+        found = self.metric(trial, name)
+        if found is None:
+            found = self.metric(over_whole_epochs(trial), name)
+        return self.metric(over_short_epochs(trial), name) if found is None else found
 
 
 class BootstrapFit:
@@ -173,15 +150,12 @@ class BootstrapFit:
         steps = {key: own for key, own in residuals.items() if key[1] == "step"}
         of_trees, of_runs, free = _split_residuals(steps, self._process_trees)
         self.degrees_of_freedom = _degrees_of_freedom(of_trees)
-        self._tree_errors = {
-            ahead: self._tree_error_model(of_trees, standard_errors, ahead=ahead)
-            for ahead in (False, True)
-        }
+        self._tree_errors: dict[bool, uncertainty.ErrorModel] = {}
         self._run_errors: dict[TrialRun, float] = {}
         for ahead in (False, True):
-            self._run_errors |= self._interleaved_errors(
-                of_runs, free, within_errors or {}, ahead=ahead
-            )
+            errors = [error for one, error in standard_errors if (one in self._host_ahead) == ahead]
+            self._tree_errors[ahead] = self._tree_error_model(of_trees, errors, ahead)
+            self._run_errors |= self._interleaved_errors(of_runs, free, within_errors or {}, ahead)
         fitted = self._values(None)
         self.view = MetricView(
             fitted, _reference_ranks(fitted, self._relative_error), final, frozenset(failed_trials)
@@ -255,46 +229,32 @@ class BootstrapFit:
         return self._tree_errors[trial in self._host_ahead].root_mean_square
 
     def _tree_error_model(
-        self,
-        residuals: StepResiduals,
-        standard_errors: Sequence[tuple[Trial, float]],
-        *,
-        ahead: bool,
+        self, residuals: StepResiduals, standard_errors: Sequence[float], ahead: bool
     ) -> uncertainty.ErrorModel:
         # By whether hosts are ahead: the noise of hosts that are not affects only their trials.
         repeated = [rounds.values() for rounds in residuals.values() if len(rounds) > 1]
         trees = [self._with_host_ahead(trials, ahead) for rounds in repeated for trials in rounds]
         own = [fmean(trials.values()) for trials in trees if trials]
-        return uncertainty.run_error_model(
-            own,
-            self.degrees_of_freedom * len(own) / len(trees) if trees else 0.0,
-            [error for one, error in standard_errors if (one in self._host_ahead) == ahead],
-            host_ahead=ahead,
-        )
+        freedom = self.degrees_of_freedom * len(own) / len(trees) if trees else 0.0
+        return uncertainty.run_error_model(own, freedom, standard_errors, host_ahead=ahead)
 
     def _interleaved_errors(
         self,
         residuals: Mapping[Trial, ValuesByRound],
         degrees_of_freedom: int,
         within_errors: Mapping[TrialRun, float],
-        *,
         ahead: bool,
     ) -> dict[TrialRun, float]:
         repeated = {one: [*rounds.values()] for one, rounds in residuals.items() if len(rounds) > 1}
         own = self._with_host_ahead(repeated, ahead)
         count, total = (sum(map(len, each.values())) for each in (own, repeated))
+        freedom = degrees_of_freedom * count / total if total else 0.0
         trees = {
             run: tree
             for run, tree in self._process_trees.items()
             if (run[0] in self._host_ahead) == ahead
         }
-        return uncertainty.interleaving_errors(
-            own,
-            degrees_of_freedom * count / total if total else 0.0,
-            within_errors,
-            trees,
-            host_ahead=ahead,
-        )
+        return uncertainty.interleaving_errors(own, freedom, within_errors, trees, host_ahead=ahead)
 
     def _with_host_ahead(self, members: Mapping[Trial, Member], ahead: bool) -> dict[Trial, Member]:
         return {one: value for one, value in members.items() if (one in self._host_ahead) == ahead}
@@ -342,22 +302,22 @@ def _degrees_of_freedom(residuals: Mapping[Any, Mapping[int, object]]) -> int:
     return sum(map(len, repeated)) - len(repeated) - max(0, len(rounds) - 1)
 
 
-def _has_no_all_reduce(variant: Variant) -> bool:
-    return variant.exchange == "none"
-
-
-def _is_replica(variant: Variant) -> bool:
-    return variant.independent and not variant.exchange_after_backward
-
-
 def _steps_by_rank(
-    values: Mapping[MetricKey, float], accepts: Callable[[Variant], bool]
+    values: Mapping[MetricKey, float], accepts: Callable[[Trial], bool]
 ) -> dict[int, float]:
     return {
         int(name.removeprefix("rank ")): value
         for (trial, name), value in values.items()
-        if name.startswith("rank") and accepts(trial.variant) and not trial.variant.devices
+        if name.startswith("rank") and accepts(trial)
     }
+
+
+def _has_no_all_reduce(trial: Trial) -> bool:
+    return trial.variant.exchange == "none"
+
+
+def _is_replica(trial: Trial) -> bool:
+    return trial.variant.independent and not trial.variant.exchange_after_backward
 
 
 def _reference_ranks(
@@ -371,7 +331,8 @@ def _reference_ranks(
     """
     if any(trial.plan.strategy == "dp" for trial, _ in values):
         return ()
-    own = _steps_by_rank(values, _has_no_all_reduce) or _steps_by_rank(values, _is_replica)
+    usual = {key: value for key, value in values.items() if not key[0].variant.devices}
+    own = _steps_by_rank(usual, _has_no_all_reduce) or _steps_by_rank(usual, _is_replica)
     if not own:
         return ()
     fastest = min(own, key=lambda rank: own[rank])
@@ -390,8 +351,7 @@ def _one_device_step(values: Mapping[MetricKey, float]) -> float | None:
     work = {
         (trial.variant.input, -(-(trial.plan.batch or 1) // (trial.plan.devices or 1)))
         for trial, name in values
-        if name.startswith("rank")
-        and (_has_no_all_reduce(trial.variant) or _is_replica(trial.variant))
+        if name.startswith("rank") and (_has_no_all_reduce(trial) or _is_replica(trial))
     }
     found = [
         value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -83,9 +83,12 @@ def changing_batches(members: Mapping[Trial, Measurement]) -> StepTimeChange | N
 
     None unless steps grow, or shrink, in every cycle.
     """
+    by_cycle: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}
+    for trial, measurement in members.items():
+        for cycle, step_ms in _step_by_cycle(trial, measurement).items():
+            by_cycle[trial.variant.input == "real"].setdefault(cycle, []).append(step_ms)
     real, replayed = (
-        _median_by_cycle(m for m in members.items() if (m[0].variant.input == "real") == is_real)
-        for is_real in (True, False)
+        [median(steps[cycle]) for cycle in sorted(steps)] for steps in by_cycle.values()
     )
     if not replayed or len(real) < MAX_CYCLES or len(real) != len(replayed):
         return None
@@ -98,14 +101,6 @@ def changing_batches(members: Mapping[Trial, Measurement]) -> StepTimeChange | N
 def _step_by_cycle(trial: Trial, measurement: Measurement) -> dict[int, float]:
     _, table = _metrics_by_cycle({trial: measurement})
     return table.get((trial, "step"), {})
-
-
-def _median_by_cycle(members: Iterable[tuple[Trial, Measurement]]) -> list[float]:
-    by_cycle: dict[int, list[float]] = {}
-    for trial, measurement in members:
-        for cycle, step_ms in _step_by_cycle(trial, measurement).items():
-            by_cycle.setdefault(cycle, []).append(step_ms)
-    return [median(by_cycle[cycle]) for cycle in sorted(by_cycle)]
 
 
 def _metrics_by_cycle(

@@ -32,7 +32,6 @@ Member = TypeVar("Member")
 
 
 def log_values(rounds: ValuesByRound) -> dict[int, float]:
-    """Return the logarithm of a metric in every round."""
     return {number: math.log(max(value, 1e-9)) for number, value in rounds.items()}
 
 

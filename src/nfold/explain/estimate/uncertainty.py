@@ -104,10 +104,7 @@ def interleaving_errors(
     prior = INTRA_TREE_ERROR_HOST_AHEAD if host_ahead else INTRA_TREE_ERROR
     return {
         run: max(
-            prior,
-            median(by_tree[tree]),
-            within_errors.get(run, 0.0),
-            own_errors.get(run[0], usual),
+            prior, median(by_tree[tree]), within_errors.get(run, 0.0), own_errors.get(run[0], usual)
         )
         for run, tree in trees.items()
     }

@@ -1,4 +1,4 @@
-"""The result of an explanation: costs by cause, speeds, caveats."""
+"""The result of an explanation: costs by cause, the account of a step, changes, speeds, caveats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from nfold.core.measurement import Caveat
 from nfold.core.plan import Plan
 from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
 from nfold.core.stats import Interval
-from nfold.explain.result.account import Change, StepAccount, TrialSummary
 
 MIN_STEP_FRACTION = 0.02
 """Of a step: a smaller cost is never significant."""
@@ -18,22 +17,112 @@ INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""
 NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
-CAUSE_DESCRIPTIONS: dict[str, str] = {
-    "link": "gradient bytes that compute does not hide",
-    "network": "gradient bytes between hosts",
-    "synchronization": "wrapper, latency and waiting points of collectives",
-    "single-process": "one process drives all devices",
-    "input": "waiting for samples from the host",
-    "storage": "waiting for samples from the disk",
-    "threads": "processes contend for the host",
-    "epoch-boundary": "time between epochs, and host work between steps",
-    "imbalance": "one rank slower than the others",
-    "undivided-work": "devices repeat each other's work",
-    "launch-bound": "work per step that does not shrink with the batch",
-    "layout": "the order of axes in memory",
-    "copies": "copies from host to device",
-    "memory": "too little device memory",
+
+
+ROW_LABELS: dict[str, str] = {
+    "compute": "model compute",
+    "data-loader": "data loader",
+    "communication": "gradient communication",
+    "synchronization": "wrapper and synchronization",
+    "copies": "host-to-device copies",
+    "launch": "launch overhead",
+    "epoch-boundary": "epoch boundary, host work",
+    "imbalance": "waiting for slower ranks",
+    "threads": "host contention",
+    "layout": "memory layout",
+    "memory": "memory allocator",
+    "single-process": "one process for all devices",
+    "not-attributed": "not attributed",
 }
+WAITING, WORKING = "data loader, waiting", "data loader, working"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountRow:
+    """One cost of a step on all devices, in milliseconds.
+
+    ``one_device_ms`` is the part that one device by itself loses too, None for rows without
+    causes. ``parts`` split the row and add up to it. ``causes`` are the ids behind the row. A row
+    that is not ``significant`` is likely: its interval excludes 0, but not by the margin that a
+    dozen rows demand.
+    """
+
+    id: str
+    ms: Interval
+    causes: tuple[str, ...] = ()
+    one_device_ms: Interval | None = None
+    parts: tuple[tuple[str, Interval], ...] = ()
+    significant: bool = True
+
+    @property
+    def label(self) -> str:
+        return ROW_LABELS[self.id]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAccount:
+    """Where a step goes. The rows add up to ``step_ms``; the largest cost comes first, after
+    ``compute``, before ``not-attributed``.
+
+    ``one_device`` is the same account of one device with its share of the batch.
+    ``small`` are the rows below the noise, which ``not-attributed`` contains.
+    """
+
+    step_ms: Interval
+    rows: tuple[AccountRow, ...]
+    small: tuple[AccountRow, ...] = ()
+    one_device: tuple[AccountRow, ...] = ()
+
+    @property
+    def costs(self) -> tuple[AccountRow, ...]:
+        """The rows of causes, largest first."""
+        return tuple(row for row in self.rows if row.causes)
+
+    @property
+    def not_attributed(self) -> AccountRow:
+        return self.rows[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A measured setting and the step that it gives."""
+
+    value: str
+    step_ms: Interval
+    samples_per_s: Interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What to write where, and what it gains on the requested devices.
+
+    ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
+    for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
+    of the setting. ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
+    ``alternatives`` are measured values of the setting ``varied``, today's included, in their order.
+    """
+
+    row: str
+    location: str
+    code: str
+    note: str = ""
+    setting: str = ""
+    current: str = ""
+    measured: bool = False
+    samples_per_s: Interval | None = None
+    factor: Interval | None = None
+    varied: str = ""
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialSummary:
+    """The step times of one variant, one per run."""
+
+    label: str
+    devices: int
+    step_ms: tuple[float, ...]
+    ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +149,6 @@ class Finding:
     bound_samples_per_s: Interval | None = None
     fix_measured: bool = False
     components: tuple[tuple[str, Interval], ...] = ()
-
-    @property
-    def description(self) -> str:
-        return CAUSE_DESCRIPTIONS[self.cause]
 
     @property
     def total_ms(self) -> Interval:
@@ -104,10 +189,6 @@ class LowerBound:
         """Milliseconds per step."""
         return 1e3 * self.seconds / self.steps
 
-    def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        return {**values, "lost_ms": self.lost_ms}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction:
@@ -119,10 +200,6 @@ class Interaction:
     causes: tuple[str, str]
     lost_ms: Interval
     evidence: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        return values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,16 +286,19 @@ class Budget:
     @property
     def devices_cannot_help(self) -> bool:
         """Whether N devices are slower than one, and no change is known to make them faster."""
-        if (
-            self.break_even_batch is None
-            or self.break_even_batch.devices_help
-            or self.may_miss_causes
-        ):
+        limit = self.break_even_batch
+        if limit is None or limit.devices_help or self.may_miss_causes:
             return False
-        if any(change.measured and _is_gain(change.factor) for change in self.changes):
+        if any(one.measured and one.factor and _least(one.factor) > 1 for one in self.changes):
             return False
         fault = bool(self.significant) and self.significant[0].cause in REMOVABLE_CAUSES
-        return not fault and not any(_makes_faster(row) for row in self.rows)
+        return not fault and not any(
+            row.significant
+            and row.fix_measured
+            and row.predicted_speedup is not None
+            and (row.predicted_speedup.low or 0.0) > 1
+            for row in self.rows
+        )
 
     @property
     def may_miss_causes(self) -> bool:
@@ -237,6 +317,7 @@ class Budget:
 
     def to_json(self) -> dict[str, Any]:
         """Return the versioned object that ``nfold explain --json`` prints."""
+        bound = self.lower_bound
         return {
             "schema": JSON_SCHEMA_VERSION,
             "target": self.target,
@@ -249,37 +330,30 @@ class Budget:
             "budget": [row.to_json() for row in self.rows],
             "single_device_budget": [row.to_json() for row in self.one_device_rows],
             "named": [row.cause for row in self.significant],
-            "interactions": [one.to_json() for one in self.interactions],
+            "interactions": serialize(self.interactions),
             "others_ms": serialize(self.not_significant_ms),
             "unexplained_ms": serialize(self.not_attributed_ms),
-            "at_least": self.lower_bound.to_json() if self.lower_bound else None,
+            "at_least": serialize(bound) | {"lost_ms": bound.lost_ms} if bound else None,
             "wrong": list(self.training_errors),
             "account": serialize(self.account),
-            "changes": [change.to_json() for change in self.changes],
-            "warnings": [serialize(caveat) for caveat in self._all_caveats()],
+            "changes": serialize(self.changes),
+            "warnings": serialize(self._all_caveats()),
         }
 
     def _all_caveats(self) -> list[Caveat]:
-        limit = (
-            [("cannot_help", " ".join(explain_no_speedup(self)))]
-            if self.devices_cannot_help
-            else []
-        )
-        found = limit + [(f"untested_{cause}", reason) for cause, reason in self.unmeasured]
-        first = [Caveat(kind="headline", text=self.headline)] if self.headline else []
-        return [*first, *self.caveats, *(Caveat(kind=kind, text=text) for kind, text in found)]
+        found = [Caveat(kind="headline", text=self.headline)] if self.headline else []
+        found += self.caveats
+        if self.devices_cannot_help:
+            found.append(Caveat(kind="cannot_help", text=_explain_no_speedup(self)))
+        unmeasured = self.unmeasured
+        return found + [Caveat(kind=f"untested_{cause}", text=why) for cause, why in unmeasured]
 
 
-def _is_gain(factor: Interval | None) -> bool:
-    return factor is not None and (factor.low or factor.value) > 1
+def _least(factor: Interval) -> float:
+    return factor.low or factor.value
 
 
-def _makes_faster(row: Finding) -> bool:
-    without = row.predicted_speedup
-    return row.significant and row.fix_measured and without is not None and (without.low or 0.0) > 1
-
-
-def explain_no_speedup(budget: Budget) -> list[str]:
+def _explain_no_speedup(budget: Budget) -> str:
     """Return that N devices are slower than one, the batch that would change it, the next step."""
     assert budget.break_even_batch is not None
     limit, n, batch = budget.break_even_batch, budget.devices, budget.plan.batch
@@ -289,10 +363,9 @@ def explain_no_speedup(budget: Budget) -> list[str]:
     if limit.batch is not None:
         about = f"{limit.batch.value:,.0f} on{format_parenthesized_range(limit.batch, '{:,.0f}')}"
         found = f"They do from a batch of about {about}."
-    return [
-        f"{n} devices cannot help at batch {batch}: they are {format_ratio_interval(budget.speedup)} as fast as "
-        "one.",
-        found,
-        f"Train on one device, at {budget.one_device.samples_per_s.value:,.0f} samples/s, or "
-        f"raise {'its batch' if budget.parallelism else '--batch'}.",
-    ]
+    return (
+        f"{n} devices cannot help at batch {batch}: they are "
+        f"{format_ratio_interval(budget.speedup)} as fast as one. {found} Train on one device, at "
+        f"{budget.one_device.samples_per_s.value:,.0f} samples/s, or raise "
+        f"{'its batch' if budget.parallelism else '--batch'}."
+    )

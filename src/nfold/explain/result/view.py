@@ -11,15 +11,17 @@ from typing import Literal
 from nfold.core.format import join_words, pluralize
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
-from nfold.explain.result.account import ROW_LABELS, WAITING, AccountRow, Change, StepAccount
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
+    WAITING,
+    AccountRow,
     Budget,
+    Change,
+    StepAccount,
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
-DEVICE_NAMES = {"cpu": "CPU", "cuda": "GPU"}
 STARVED_FRACTION = 0.2
 """Of the step: one device that waits for its input this long is starved too."""
 MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
@@ -58,6 +60,7 @@ CAUSE_NAMES = {
     "input": "data loader",
     "single-process": "one process per device",
 }
+MIN_SHOWN_FRACTION = 0.005  # of the step
 BUDGETS_S = (180, 600, 1800, 3600)
 NOT_UNCERTAIN = ("would_have_written",)
 
@@ -119,19 +122,24 @@ def build_view(
     """
     account = budget.account or StepAccount(step_ms=budget.n_devices.step_ms, rows=())
     headline, tone = _headline(budget, account)
-    costs = account.costs
+    costs, costly = account.costs, tone == "costly"
     change = _first_change(budget, costs)
+    others = [one for one in budget.changes if change is not None and one.row != change.row]
+    notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
+    if any(NO_GRADIENT_EXCHANGE in text for text in budget.training_errors):
+        notices.append("Next: wrap the model in DistributedDataParallel.")
+    basis = "measured" if change is not None and change.measured else "not measured"
     return ExplanationView(
-        title=explanation_title(budget),
+        title=_title(budget),
         headline=headline,
         tone=tone,
-        notices=_notices(budget),
+        notices=(*notices, *filter(None, [budget.headline])),
         before_edit=_before_edit(budget, previous),
         change=None if tone in ("healthy", "wrong") else change,
-        no_change=_no_change(budget, costs, change) if tone == "costly" else "",
-        more_changes=_more_changes(budget, change) if tone == "costly" else (),
-        gain="" if change is None or tone != "costly" else _gain(budget, change),
-        gain_basis="" if change is None else "measured" if change.measured else "not measured",
+        no_change=_no_change(budget, costs) if costly and change is None else "",
+        more_changes=tuple(one for one in others if _factor(one) >= 1) if costly else (),
+        gain=_gain(budget, change) if costly and change is not None else "",
+        gain_basis="" if change is None else basis,
         alternatives=() if change is None else _alternatives(change),
         account_title=f"Where a step goes ({pluralize(budget.devices, 'device')})",
         step_ms=account.step_ms.value,
@@ -143,32 +151,18 @@ def build_view(
     )
 
 
-def explanation_title(budget: Budget) -> str:
+def _title(budget: Budget) -> str:
     """``train.py · 2 GPU devices · DDP · 64 samples per device (128 in all)``."""
-    plan = budget.plan
-    batch, devices = plan.batch or 1, budget.devices
-    share = -(-batch // devices)
-    samples = f"{share:,} samples per device ({batch:,} in all)"
+    plan, devices = budget.plan, budget.devices
+    batch, kind, strategy = plan.batch or 1, str(plan.device), str(plan.strategy)
+    samples = f"{-(-batch // devices):,} samples per device ({batch:,} in all)"
     if devices == 1 or budget.uses_one_device:
         samples = f"{batch:,} samples per step"
-    words = [budget.target, _devices(budget), _parallelism(budget), samples]
-    return " · ".join(filter(None, words))
-
-
-def _devices(budget: Budget) -> str:
-    kind = DEVICE_NAMES.get(str(budget.plan.device), str(budget.plan.device))
-    name = f"{kind} device" if kind == "CPU" else kind
-    return pluralize(budget.devices, name)
-
-
-def _parallelism(budget: Budget) -> str:
-    if budget.parallelism:
-        return budget.parallelism.partition(",")[0]
-    if budget.devices == 1:
-        return ""
-    return {"ddp": "DDP", "dp": "one process"}.get(
-        str(budget.plan.strategy), str(budget.plan.strategy)
-    )
+    parallelism = budget.parallelism.partition(",")[0]
+    if not parallelism and devices > 1:
+        parallelism = {"ddp": "DDP", "dp": "one process"}.get(strategy, strategy)
+    hardware = pluralize(devices, {"cpu": "CPU device", "cuda": "GPU"}.get(kind, kind))
+    return " · ".join(filter(None, [budget.target, hardware, parallelism, samples]))
 
 
 def format_ms(value: float) -> str:
@@ -200,39 +194,32 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         return f"Wrong training: {budget.training_errors[0]}.", "wrong"
     if _uses_one_of_several(budget):
         return _one_process_headline(budget), "costly"
-    bound = budget.lower_bound
-    costs, step = account.costs, account.step_ms.value
-    if bound is not None and bound.lost_ms > max([0.02 * step, *(row.ms.value for row in costs)]):
+    bound, costs, step = budget.lower_bound, account.costs, account.step_ms.value
+    largest = max((row.ms.value for row in costs), default=0.0)
+    if bound is not None and bound.lost_ms > max(0.02 * step, largest):
         least = "" if bound.is_complete else "more than "
         return (
             f"Every epoch ends with {least}{bound.seconds:.2g} s without a step: "
             f"{least}{format_ms(bound.lost_ms)} ms per step."
         ), "costly"
     if budget.devices_cannot_help:
-        batch = budget.plan.batch or 1
-        factor = format_factor(budget.speedup)
-        text = (
-            f"{budget.devices} devices are slower than one at {batch:,} samples per step: {factor}"
-        )
-        return f"{text}.", "costly"
+        batch, factor = budget.plan.batch or 1, format_factor(budget.speedup)
+        return (
+            f"{budget.devices} devices are slower than one at {batch:,} samples per step: {factor}."
+        ), "costly"
     rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
-    largest = max((row.ms.value for row in costs), default=0.0)
-    missing = budget.is_time_missing(rest)
-    if missing and rest.value > largest:
+    if budget.is_time_missing(rest) and rest.value > largest:
         known = ""
         if costs:
             known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
         return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
     if costs:
-        row = costs[0]
-        text = f"{_cost_phrase(budget, row)}: {_of_step(row.ms.value, step)}"
-        if not row.significant:
-            phrase = _cost_phrase(budget, row)
-            ms = f"{format_ms(row.ms.value)} ({format_ms(row.ms.low or 0)}–{format_ms(row.ms.high or 0)})"
-            text = (
-                f"Probably {phrase[0].lower()}{phrase[1:]}: {ms} of {format_ms(step)} ms per step"
-            )
-        return f"{text}.", "costly"
+        ms, phrase = costs[0].ms, _cost_phrase(budget, costs[0])
+        if costs[0].significant:
+            return f"{phrase}: {_of_step(ms.value, step)}.", "costly"
+        cost = f"{format_ms(ms.value)} ({format_ms(ms.low or 0)}–{format_ms(ms.high or 0)})"
+        text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
+        return f"Probably {text}.", "costly"
     if budget.skipped_causes:
         return "No cost found yet, but not everything was tested.", "unknown"
     if rest.high is not None and rest.high > NOISE_FRACTION * step:
@@ -247,16 +234,11 @@ def _of_step(ms: float, step_ms: float) -> str:
     return f"{format_ms(ms)} of {format_ms(step_ms)} ms per step ({format_percent(ms / step_ms)})"
 
 
-def _who(budget: Budget, verb: str) -> str:
-    if budget.devices == 1:
-        return f"The device {verb}s"
-    return f"Both devices {verb}" if budget.devices == 2 else f"All {budget.devices} devices {verb}"
-
-
 def _cost_phrase(budget: Budget, row: AccountRow) -> str:
-    part = row.parts[0][0] if row.parts else ""
+    n, part = budget.devices, f" ({row.parts[0][0]})" if row.parts else ""
+    who = {1: "The device waits", 2: "Both devices wait"}.get(n, f"All {n} devices wait")
     phrases = {
-        "data-loader": f"{_who(budget, 'wait')} for the data loader",
+        "data-loader": f"{who} for the data loader",
         "communication": "Gradient communication is not hidden by compute",
         "copies": "Host-to-device copies are not hidden by compute",
         "launch": "Fixed work per step (kernel launches) does not shrink with the batch",
@@ -265,10 +247,8 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
         "threads": "The processes contend for the cores of the host",
         "layout": "Tensors are rearranged in memory",
         "memory": "The allocator runs out of device memory and retries",
-        "single-process": f"One process drives all {budget.devices} devices",
-        "synchronization": f"Synchronization slows the step ({part})"
-        if part
-        else "Synchronization slows the step",
+        "single-process": f"One process drives all {n} devices",
+        "synchronization": f"Synchronization slows the step{part}",
     }
     return phrases[row.id]
 
@@ -277,33 +257,26 @@ def _uses_one_of_several(budget: Budget) -> bool:
     return budget.devices > 1 and budget.uses_one_device
 
 
+def _change_of_row(budget: Budget, row: str) -> Change | None:
+    return next((change for change in budget.changes if change.row == row), None)
+
+
 def _one_process_headline(budget: Budget) -> str:
-    change = next((one for one in budget.changes if one.row == "single-process"), None)
+    change, n = _change_of_row(budget, "single-process"), budget.devices
     uses = f"{budget.target} uses one process"
     if change is None or change.factor is None or change.samples_per_s is None:
-        return f"{uses}: what {budget.devices} processes would gain was not measured."
+        return f"{uses}: what {n} processes would gain was not measured."
+    factor = format_factor(change.factor)
     if change.factor.value < 1 + MIN_STEP_FRACTION:
-        return (
-            f"{uses}, and {budget.devices} processes would not be faster here: "
-            f"{format_factor(change.factor)}."
-        )
-    return (
-        f"{uses}: {budget.devices} processes would train {format_factor(change.factor)} as fast, "
-        f"at up to {change.samples_per_s.value:,.0f} samples/s."
-    )
-
-
-def _notices(budget: Budget) -> tuple[str, ...]:
-    found = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
-    if any(NO_GRADIENT_EXCHANGE in text for text in budget.training_errors):
-        found.append("Next: wrap the model in DistributedDataParallel.")
-    return (*found, *filter(None, [budget.headline]))
+        return f"{uses}, and {n} processes would not be faster here: {factor}."
+    rate = f"{change.samples_per_s.value:,.0f} samples/s"
+    return f"{uses}: {n} processes would train {factor} as fast, at up to {rate}."
 
 
 def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | None:
     """The change for the costliest row; never that of another row in its place."""
     if _uses_one_of_several(budget):
-        change = next((one for one in budget.changes if one.row == "single-process"), None)
+        change = _change_of_row(budget, "single-process")
         worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
         return change if worth else None
     bound = budget.lower_bound
@@ -311,33 +284,22 @@ def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | Non
         return Change(row="epoch-boundary", location="", code=bound.fix)
     if not costs or budget.devices_cannot_help:
         return None
-    found = next((one for one in budget.changes if one.row == costs[0].id), None)
-    return None if found is None or _is_slower(found) else found
+    change = _change_of_row(budget, costs[0].id)
+    return None if change is None or _factor(change) < 1 else change
 
 
 def _factor(change: Change) -> float:
     return change.factor.value if change.factor is not None else 1.0
 
 
-def _is_slower(change: Change) -> bool:
-    return _factor(change) < 1
-
-
-def _no_change(budget: Budget, costs: tuple[AccountRow, ...], change: Change | None) -> str:
-    if change is not None:
-        return ""
+def _no_change(budget: Budget, costs: tuple[AccountRow, ...]) -> str:
     limit = budget.break_even_batch
     if budget.devices_cannot_help and limit is not None:
-        rate = f"{budget.one_device.samples_per_s.value:,.0f} samples/s"
+        alone = f"train on one device: {budget.one_device.samples_per_s.value:,.0f} samples/s"
         if limit.batch is None:
-            return f"train on one device: {rate}"
-        return f"a global batch above {limit.batch.value:,.0f}, or train on one device: {rate}"
+            return alone
+        return f"a global batch above {limit.batch.value:,.0f}, or {alone}"
     return f"No change for {costs[0].label} is known to help." if costs else ""
-
-
-def _more_changes(budget: Budget, first: Change | None) -> tuple[Change, ...]:
-    others = (one for one in budget.changes if first is None or one.row != first.row)
-    return tuple(one for one in others if not _is_slower(one)) if first is not None else ()
 
 
 def _gain(budget: Budget, change: Change) -> str:
@@ -358,28 +320,25 @@ def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
 
 
 def _rows(account: StepAccount) -> tuple[ViewRow, ...]:
-    step = account.step_ms.value
-    rows = []
+    step, rows, rest = account.step_ms.value, [], []
     for place, row in enumerate(account.costs):
-        parts = [(name, ms) for name, ms in row.parts if row.id == "data-loader"]
+        parts = row.parts if row.id == "data-loader" else ()
         split = len(parts) == 2 and any(name == WAITING for name, _ in parts)
         note = "next" if place == 1 else ""
         for label, ms in parts if split else [(row.label, row.ms)]:
-            if abs(ms.value) >= 0.005 * step:
+            if abs(ms.value) >= MIN_SHOWN_FRACTION * step:
                 rows.append(ViewRow(label=label, ms=ms, fraction=ms.value / step, note=note))
-    others = [row for row in account.rows if not row.causes]
-    ends = [
-        ViewRow(
+    for row in account.rows:
+        shown = ViewRow(
             label=row.label if row.ms.value >= 0 else "overlap of these costs",
             ms=row.ms,
             fraction=row.ms.value / step,
         )
-        for row in others
-        if row.id == "compute" or abs(row.ms.value) >= 0.005 * step
-    ]
-    compute = [row for row in ends if row.label == ROW_LABELS["compute"]]
-    ordered = sorted([*rows, *compute], key=lambda row: -row.fraction)
-    return (*ordered, *ends[len(compute) :])
+        if row.id == "compute":
+            rows.append(shown)
+        elif not row.causes and abs(row.ms.value) >= MIN_SHOWN_FRACTION * step:
+            rest.append(shown)
+    return (*sorted(rows, key=lambda row: -row.fraction), *rest)
 
 
 def _summary(budget: Budget, account: StepAccount) -> str:
@@ -414,14 +373,17 @@ def _before_edit(budget: Budget, previous: Previous | None) -> str:
 
 
 def _untested(budget: Budget) -> str:
-    groups: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {NOT_ENOUGH_TIME: []}
     known = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
     for cause, reason in budget.unmeasured:
         if cause not in budget.not_applicable and cause not in known:
             groups.setdefault(reason, []).append(CAUSE_NAMES.get(cause, cause))
-    late = groups.pop(NOT_ENOUGH_TIME, [])
-    texts = [f"{join_words(late)} (no time left)"] if late else []
-    texts += [f"{join_words(causes)} (failed or impossible here)" for causes in groups.values()]
+    texts = [
+        f"{join_words(causes)} "
+        f"({'no time left' if reason == NOT_ENOUGH_TIME else 'failed or impossible here'})"
+        for reason, causes in groups.items()
+        if causes
+    ]
     return f"Not tested: {', '.join(texts)}." if texts else ""
 
 
@@ -441,11 +403,6 @@ def _firmer(budget: Budget, budget_s: float | None, tone: Tone) -> str:
     uncertain = any(caveat.kind not in NOT_UNCERTAIN for caveat in budget.caveats)
     if budget_s is None or not (uncertain or budget.skipped_causes or tone == "unknown"):
         return ""
-    longer = next((seconds for seconds in BUDGETS_S if seconds > budget_s), 3 * budget_s)
-    return f"Firmer: --budget {format_budget(longer)} continues from here."
-
-
-def format_budget(seconds: float) -> str:
-    """A ``--budget`` value: ``90s`` or ``3m``."""
-    rounded = round(seconds)
-    return f"{rounded // 60}m" if rounded % 60 == 0 else f"{rounded}s"
+    seconds = round(next((longer for longer in BUDGETS_S if longer > budget_s), 3 * budget_s))
+    text = f"{seconds}s" if seconds % 60 else f"{seconds // 60}m"
+    return f"Firmer: --budget {text} continues from here."

@@ -1,0 +1,206 @@
+"""Collectives: gradient bytes that compute does not hide, and the cost of waiting without bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import ClassVar
+
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.variant import Variant
+from nfold.explain.advice import pytorch
+from nfold.explain.advice.trainers import trainer_advice
+from nfold.explain.causes.cause import ONE_PROCESS, Cause, Contrast, with_both_inputs
+from nfold.explain.design import ExperimentDesign, Input, Trial
+from nfold.explain.estimate.bootstrap import MetricView
+
+SHARDING_TRAFFIC = "parameters gathered and gradients scattered, their latency included"
+WRAPPER, LATENCY = "the wrapper", "latency of one element per bucket"
+BATCH_NORM, BUFFERS = "synchronised batch norm", "buffers broadcast in every forward"
+REPEATED_ALL_REDUCE = "gradients exchanged with every micro-batch"
+# Communication besides the gradient exchange of a step, by the field of Variant that removes it.
+EXTRA_COLLECTIVES = {
+    "synchronised_batch_norm": BATCH_NORM,
+    "broadcast_buffers": BUFFERS,
+    "exchange_each_micro_batch": REPEATED_ALL_REDUCE,
+}
+
+
+class LinkCause(Cause):
+    """Bytes between the devices of a host: the real gradient exchange against a barrier."""
+
+    id = "link"
+    removal = Variant(exchange="barrier")
+    affects_one_device = False
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        if _uses_gloo_for_gpus(design):
+            return "gloo copies GPU tensors through the host: see network"
+        return ONE_PROCESS if design.uses_one_process else None
+
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        def all_reduce(input_: Input) -> Contrast:
+            whole = design.one_allreduce(input_)
+            if not design.sharded:
+                return Contrast(whole, design.barrier_only(input_))
+            replicas = design.no_allreduce(input_)
+            return Contrast(
+                whole, replicas, SHARDING_TRAFFIC, base_metric=MetricView.slowest_rank_step
+            )
+
+        return (with_both_inputs(design, all_reduce),)
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        if design.profile is not None:
+            return pytorch.reduce_gradient_bytes(
+                design.profile, half_tried=bool(self.tried_fixes(design, view))
+            )
+        return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
+
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        if design.profile is not None:
+            advice = pytorch.halve_gradient_bytes(design.profile)
+            return {advice: design.actual(exchange="half")} if advice else {}
+        if design.plan.exchange != "fp32":
+            return {}
+        found = {"--exchange bf16": design.with_plan(exchange="bf16")}
+        if design.plan.strategy == "ddp":
+            found["--strategy nfold"] = design.with_plan(strategy="nfold")
+        return found
+
+
+def _uses_gloo_for_gpus(design: ExperimentDesign) -> bool:
+    return design.facts.backend == "gloo" and design.plan.device == "cuda"
+
+
+class NetworkCause(LinkCause):
+    """The same through the host, by gloo. Communication between several hosts is not measured."""
+
+    id = "network"
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        return None if _uses_gloo_for_gpus(design) else "all devices are on one host"
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        return pytorch.USE_NCCL
+
+
+class SynchronizationCause(Cause):
+    """The wrapper, one-element all-reduces, synchronised batch norm and host reads."""
+
+    id = "synchronization"
+    removal = Variant(synchronised_batch_norm=False)
+    component_rows: ClassVar[Mapping[str, str]] = {LATENCY: "communication"}
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        if design.has_host_reads or design.detects_anomalies:
+            return None
+        if design.sharded:
+            return (
+                "the collectives of FSDP cannot be removed one by one: all of their cost is in link"
+            )
+        return ONE_PROCESS if design.uses_one_process else None
+
+    def observed_in_probe(self, design: ExperimentDesign) -> bool:
+        return design.detects_anomalies
+
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        if design.uses_one_process or design.sharded:
+            return ()
+        own, slowest = MetricView.reference_step, MetricView.slowest_rank_step
+
+        def wrapper(input_: Input) -> Contrast:
+            alone = design.replicas(input_)
+            return Contrast(design.no_allreduce(input_), alone, WRAPPER, own, own, base_first=True)
+
+        def latency(input_: Input) -> Contrast:
+            barrier, none = design.barrier_only(input_), design.no_allreduce(input_)
+            return Contrast(barrier, none, LATENCY, base_metric=slowest, base_first=True)
+
+        fields = _present_collectives(design)
+        removed = [dict.fromkeys(fields[:count], False) for count in range(len(fields) + 1)]
+        pairs = pairwise(design.actual("real", **changes) for changes in removed)
+        return (
+            with_both_inputs(design, wrapper),
+            with_both_inputs(design, latency),
+            *(
+                Contrast(*pair, EXTRA_COLLECTIVES[field])
+                for field, pair in zip(fields, pairs, strict=True)
+            ),
+        )
+
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        own, without = design.one_device(design.cheapest_input), design.no_host_sync
+        return (Contrast(own, without),) if own != without else ()
+
+    def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        return "; ".join(_host_read_fixes(design))
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        found = self.components(design, view)
+        largest = max(found, key=lambda name: found[name])
+        if design.profile is not None:
+            search = _searches_unused_needlessly(design.profile)
+            untried = search and not view.has(_without_unused_search(design))
+            if untried and largest in (WRAPPER, LATENCY):
+                return pytorch.disable_unused_search(design.profile)
+            return _advice_for(design.profile, largest)
+        if largest == BATCH_NORM:
+            return "--batch-norm device, if the training allows it"
+        if design.plan.device == "cuda" and "captured" not in str(design.plan.step):
+            return "capture the step with its gradient exchange: --step captured --strategy nfold"
+        return (
+            "exchange gradients less often (--accumulate 2 at twice the batch), or a larger --batch"
+        )
+
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        found: dict[str, Trial] = {}
+        if design.profile is not None:
+            for field in _present_collectives(design):
+                advice = _advice_for(design.profile, EXTRA_COLLECTIVES[field])
+                found[advice] = design.actual("real", **{field: False})
+            if _searches_unused_needlessly(design.profile):
+                found[pytorch.disable_unused_search(design.profile)] = _without_unused_search(
+                    design
+                )
+            return found | _host_read_fixes(design)
+        if design.synchronises_batch_norm:
+            found["--batch-norm device"] = design.with_plan(batch_norm="device")
+        if design.plan.device == "cuda" and design.plan.step == "eager":
+            found["--step captured --strategy nfold"] = design.with_plan(
+                step="captured", strategy="nfold"
+            )
+        if design.plan.strategy == "ddp":
+            found["--strategy nfold"] = design.with_plan(strategy="nfold")
+        return found
+
+
+def _present_collectives(design: ExperimentDesign) -> list[str]:
+    removed = design.gradients_only
+    return [field for field in EXTRA_COLLECTIVES if not getattr(removed, field)]
+
+
+def _advice_for(profile: ScriptProfile, component: str) -> str:
+    advice = {
+        BATCH_NORM: lambda profile: trainer_advice(profile).batch_norm,
+        REPEATED_ALL_REDUCE: pytorch.all_reduce_once,
+        BUFFERS: pytorch.disable_buffer_broadcast,
+    }
+    return advice.get(component, pytorch.reduce_collectives)(profile)
+
+
+def _host_read_fixes(design: ExperimentDesign) -> dict[str, Trial]:
+    found, profile = {}, design.facts
+    if design.detects_anomalies:
+        found[pytorch.disable_anomaly_detection(profile)] = design.actual(anomaly_detection=False)
+    if design.has_host_reads:
+        found[pytorch.reduce_host_reads(profile)] = design.actual(host_syncs=False)
+    return found
+
+
+def _searches_unused_needlessly(profile: ScriptProfile) -> bool:
+    return profile.find_unused_parameters and not profile.unused_parameter_bytes
+
+
+def _without_unused_search(design: ExperimentDesign) -> Trial:
+    return design.actual("real", find_unused_parameters=False)
