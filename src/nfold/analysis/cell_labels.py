@@ -13,32 +13,11 @@ from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 
 CELL_AXES = (
-    "workload",
-    "framework",
-    "device",
-    "precision",
-    "layout",
-    "input",
-    "decode",
-    "cache",
-    "bad_images",
-    "augment",
-    "step",
-    "kernels",
-    "steps_per_execution",
-    "allocation",
-    "epochs",
-    "steps",
-    "warmup_steps",
-    "seed",
-    "batch",
-    "accumulate",
-    "devices",
-    "strategy",
-    "exchange",
-    "batch_norm",
-    "workers",
-    "cores_per_device",
+    *("workload", "framework", "device", "precision", "layout"),
+    *("input", "decode", "cache", "bad_images", "augment"),
+    *("step", "kernels", "steps_per_execution", "allocation"),
+    *("epochs", "steps", "warmup_steps", "seed", "batch", "accumulate"),
+    *("devices", "strategy", "exchange", "batch_norm", "workers", "cores_per_device"),
 )
 """The fields that distinguish cells, in the order of a table's columns and rows."""
 
@@ -56,14 +35,8 @@ DEVICE_DEPENDENT_AXES = ("strategy", "workers", "cores_per_device")
 """Fields that may differ between numbers of devices; cells differ only at equal numbers."""
 
 AXES_HIDDEN_AT_DEFAULT = (
-    "kernels",
-    "exchange",
-    "batch_norm",
-    "accumulate",
-    "steps_per_execution",
-    "allocation",
-    "cache",
-    "bad_images",
+    *("kernels", "exchange", "batch_norm", "accumulate"),
+    *("steps_per_execution", "allocation", "cache", "bad_images"),
 )
 
 SELF_EXPLANATORY_AXES = ("framework", "layout", "precision", "input", "augment", "step", "device")
@@ -76,7 +49,6 @@ def axis_value(measurement: Measurement, axis: str) -> Any:
 
 
 def axis_name(axis: str) -> str:
-    """Return the name of an axis for display."""
     return AXIS_NAMES.get(axis, axis)
 
 

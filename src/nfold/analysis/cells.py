@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.core.measurement import Epoch, Measurement, RankSamples, Window
+from nfold.core.measurement import Epoch, Measurement, Window
 from nfold.core.serialization import serialize
 from nfold.core.stats import Interval, bootstrap, bootstrap_grouped, median
+
+MEMORY_FIELDS = ("peak_memory_bytes", "data_bytes", "graph_bytes", "reserved_memory_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,7 @@ def rate_groups(cell: Cell) -> list[list[float]]:
 
 def samples_per_s(cell: Cell) -> Interval | None:
     """Return the median throughput over windows and repeats, None without windows."""
-    groups = rate_groups(cell)
-    return bootstrap_grouped(groups) if groups else None
+    return _median_over_groups(rate_groups(cell))
 
 
 def step_ms(cell: Cell) -> Interval | None:
@@ -65,7 +66,10 @@ def step_ms(cell: Cell) -> Interval | None:
         [1e3 * max(w.seconds / w.steps for w in windows) for windows in _windows(measurement)]
         for measurement in cell.successful
     ]
-    groups = [group for group in groups if group]
+    return _median_over_groups([group for group in groups if group])
+
+
+def _median_over_groups(groups: list[list[float]]) -> Interval | None:
     return bootstrap_grouped(groups) if groups else None
 
 
@@ -87,20 +91,21 @@ def first_step_ms(measurement: Measurement) -> float | None:
 
 def first_epoch_s(cell: Cell) -> float | None:
     """Return the median over repeats of the first epoch's wall time."""
-    firsts = [epochs(m)[0].seconds for m in cell.successful if epochs(m)]
-    return median(firsts) if firsts else None
+    return _median([epochs(m)[0].seconds for m in cell.successful if epochs(m)])
 
 
 def later_epochs_s(cell: Cell) -> float | None:
     """Return the median wall time of epochs 2 and later over all repeats."""
-    later = [epoch.seconds for m in cell.successful for epoch in epochs(m)[1:]]
-    return median(later) if later else None
+    return _median([epoch.seconds for m in cell.successful for epoch in epochs(m)[1:]])
 
 
 def total_epoch_s(cell: Cell) -> float | None:
     """Return the median over repeats of the sum of all epochs' wall time."""
-    sums = [sum(e.seconds for e in epochs(m)) for m in cell.successful if epochs(m)]
-    return median(sums) if sums else None
+    return _median([sum(e.seconds for e in epochs(m)) for m in cell.successful if epochs(m)])
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
 
 
 def accuracy(cell: Cell) -> Interval | None:
@@ -112,26 +117,12 @@ def accuracy(cell: Cell) -> Interval | None:
 
 def peak_memory_bytes(cell: Cell) -> int | None:
     """Return the peak of any rank and repeat, failed repeats included."""
-    return _maximum(cell, lambda rank: rank.peak_memory_bytes) or None
+    return maximum_bytes(cell, "peak_memory_bytes") or None
 
 
-def data_bytes(cell: Cell) -> int | None:
-    """Return the part of the peak that the resident data set uses, maximum over ranks."""
-    return _maximum(cell, lambda rank: rank.data_bytes)
-
-
-def reserved_memory_bytes(cell: Cell) -> int | None:
-    """Return the memory that the framework reserved on any device, used or not."""
-    return _maximum(cell, lambda rank: rank.reserved_memory_bytes)
-
-
-def graph_bytes(cell: Cell) -> int | None:
-    """Return the part of the peak that recorded graphs use, maximum over ranks."""
-    return _maximum(cell, lambda rank: rank.graph_bytes)
-
-
-def _maximum(cell: Cell, field: Callable[[RankSamples], int | None]) -> int | None:
-    values = [field(rank) for m in cell.measurements for rank in m.ranks]
+def maximum_bytes(cell: Cell, field: str) -> int | None:
+    """Return the maximum of a field of RankSamples over ranks and repeats."""
+    values = [getattr(rank, field) for m in cell.measurements for rank in m.ranks]
     return max((value for value in values if value is not None), default=None)
 
 
@@ -142,7 +133,7 @@ def joules_per_1000(cell: Cell) -> float | None:
         timed = sum(w.samples for rank in m.ranks for w in rank.windows)
         if m.energy_joules is not None and timed:
             values.append(1000 * m.energy_joules / timed)
-    return median(values) if values else None
+    return _median(values)
 
 
 def measurement_json(measurement: Measurement) -> dict[str, Any]:
@@ -164,10 +155,7 @@ def measurement_json(measurement: Measurement) -> dict[str, Any]:
             for e in epochs(measurement)
         ],
         "parts": [serialize(part) for rank in measurement.ranks for part in rank.parts],
-        "peak_memory_bytes": [rank.peak_memory_bytes for rank in measurement.ranks],
-        "data_bytes": [rank.data_bytes for rank in measurement.ranks],
-        "graph_bytes": [rank.graph_bytes for rank in measurement.ranks],
-        "reserved_memory_bytes": [rank.reserved_memory_bytes for rank in measurement.ranks],
+        **{name: [getattr(rank, name) for rank in measurement.ranks] for name in MEMORY_FIELDS},
         "energy_joules": measurement.energy_joules,
         "telemetry": f"{measurement.folder}/telemetry.csv" if measurement.folder else None,
         "warnings": [serialize(caveat) for caveat in measurement.warnings],

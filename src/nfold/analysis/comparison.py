@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from nfold.analysis import cells as cells_module
 from nfold.analysis.cells import Cell, rate_groups, window_rates
-from nfold.core.measurement import Caveat, Measurement
+from nfold.core.measurement import Caveat
 from nfold.core.plan import Plan
 from nfold.core.serialization import serialize
 from nfold.core.stats import MIN_PAIRS, Interval, ratio_of_grouped
@@ -42,10 +42,10 @@ class Comparison:
         if self.scaling == "weak":
             text = "weak scaling: compared with one device at its share of the batch"
             found.append(Caveat(kind="weak_scaling", text=text))
-        workers, baseline_workers = (c.first.plan.workers for c in (self.cell, self.baseline))
-        if not _same_workers(self.cell.first.plan, self.baseline.first.plan):
+        plan, baseline = self.cell.first.plan, self.baseline.first.plan
+        if not _same_workers(plan, baseline):
             text = (
-                f"{workers} loader workers per device against {baseline_workers} on one device: "
+                f"{plan.workers} loader workers per device against {baseline.workers} on one device: "
                 "part of the speedup may be due to the workers"
             )
             found.append(Caveat(kind="different_workers", text=text))
@@ -90,9 +90,12 @@ def compare_with_baseline(cell: Cell, among: Sequence[Cell]) -> Comparison | Non
     device (weak scaling), then one with the same number of loader workers.
     """
     plan = cell.first.plan
-    for scaling, batch in _baseline_batches(plan) if rate_groups(cell) else ():
-        found = [other for other in among if _is_baseline(other, cell, batch)]
-        found = [other for other in found if rate_groups(other)]
+    batch, devices = plan.batch or 0, plan.devices or 1
+    batches: list[tuple[Literal["strong", "weak"], int]] = [("strong", batch)]
+    if batch % devices == 0:
+        batches.append(("weak", batch // devices))
+    for scaling, one_device_batch in batches if rate_groups(cell) else ():
+        found = [o for o in among if _is_baseline(o, cell, one_device_batch) and rate_groups(o)]
         if found:
             best = min(found, key=lambda other: not _same_workers(plan, other.first.plan))
             speedup = ratio_of_grouped(*_paired(cell, best))
@@ -122,12 +125,6 @@ def _rates_by_repeat(cell: Cell) -> dict[int, list[float]]:
     return {repeat: rates for repeat, rates in found.items() if rates}
 
 
-def _baseline_batches(plan: Plan) -> list[tuple[Literal["strong", "weak"], int]]:
-    batch, devices = plan.batch or 0, plan.devices or 1
-    weak: list[tuple[Literal["strong", "weak"], int]] = [("weak", batch // devices)]
-    return [("strong", batch), *(weak if batch % devices == 0 else [])]
-
-
 def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
     mine, theirs = cell.first, other.first
     return (
@@ -137,16 +134,14 @@ def _is_baseline(other: Cell, cell: Cell, batch: int) -> bool:
         and theirs.machine.id == mine.machine.id
         and theirs.variant == mine.variant
         and set(mine.plan.diff(theirs.plan)) <= {*BASELINE_DIFFERENCES, "batch"}
-        and _same_share(mine.plan, theirs.plan)
+        and (
+            mine.plan.device != "cpu" or mine.plan.cores_per_device == theirs.plan.cores_per_device
+        )
     )
 
 
 def _same_workers(plan: Plan, other: Plan) -> bool:
     return plan.input != "loader" or plan.workers == other.workers
-
-
-def _same_share(plan: Plan, other: Plan) -> bool:
-    return plan.device != "cpu" or plan.cores_per_device == other.cores_per_device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,12 +176,16 @@ class CellResult:
         return self.plan.batch or 0
 
     @property
-    def succeeded(self) -> bool:
-        return bool(self.cell.successful)
+    def speedup(self) -> Interval | None:
+        return self.comparison.speedup if self.comparison else None
 
     @property
-    def failed_repeats(self) -> tuple[Measurement, ...]:
-        return tuple(m for m in self.cell.measurements if m.status != "ok")
+    def efficiency(self) -> Interval | None:
+        return self.comparison.efficiency if self.comparison else None
+
+    @property
+    def succeeded(self) -> bool:
+        return bool(self.cell.successful)
 
 
 def compute_results(cells: Sequence[Cell]) -> list[CellResult]:

@@ -6,21 +6,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nfold.analysis import cell_labels
 from nfold.analysis.comparison import CellResult
-from nfold.core.format import format_number, format_range, terminal_safe
+from nfold.core.format import terminal_safe
 from nfold.core.measurement import OperationPart
 from nfold.core.stats import Interval, bootstrap
 
 BASELINE_COLUMN = "without the devices"  # of parts that run on the CPU, in another library
-
-
-class PartKey(NamedTuple):
-    part: str
-    column: str
-    baseline: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,38 +27,22 @@ class PartTiming:
     bytes_per_s: float | None
     notes: tuple[str, ...] = ()
 
-    @property
-    def about(self) -> str:
-        return format_range(self.ms)
-
-    @property
-    def rate(self) -> str:
-        """``53.5 GB/s``; empty if the part moves no data."""
-        return "" if self.bytes_per_s is None else f"{format_number(self.bytes_per_s / 1e9)} GB/s"
-
 
 def part_timings(found: Sequence[CellResult]) -> list[PartTiming]:
     """Return every part of every successful cell, and baselines once per batch."""
-    labels = _labels(found)
+    cells = [result.cell for result in found]
+    shown = ("devices",) if len(cells) == 1 else cell_labels.varying_axes(cells)
     several = len({result.batch for result in found}) > 1
     grouped: dict[tuple[str, str, bool, int], list[OperationPart]] = defaultdict(list)
     for result in sorted(found, key=lambda r: (r.batch, r.devices)):
+        label = cell_labels.cell_label(result.cell.first, shown)
         for measurement in result.cell.successful:
             for part in _slowest_ranks([list(rank.parts) for rank in measurement.ranks]):
-                column = BASELINE_COLUMN if part.baseline else labels[result.cell.first.cell]
+                column = BASELINE_COLUMN if part.baseline else label
                 suffix = f" · batch {result.batch}" if part.baseline and several else ""
                 key = (part.name + suffix, column, part.baseline, result.batch)
                 grouped[key].append(part)
-    return [
-        _timing(PartKey(name, column, baseline), parts, batch)
-        for (name, column, baseline, batch), parts in grouped.items()
-    ]
-
-
-def _labels(found: Sequence[CellResult]) -> dict[str, str]:
-    cells = [result.cell for result in found]
-    shown = ("devices",) if len(cells) == 1 else cell_labels.varying_axes(cells)
-    return {cell.first.cell: cell_labels.cell_label(cell.first, shown) for cell in cells}
+    return [_timing(*key, parts) for key, parts in grouped.items()]
 
 
 def _slowest_ranks(per_rank: Sequence[list[OperationPart]]) -> list[OperationPart]:
@@ -83,10 +60,11 @@ def _slowest_ranks(per_rank: Sequence[list[OperationPart]]) -> list[OperationPar
     ]
 
 
-def _timing(key: PartKey, parts: list[OperationPart], batch: int) -> PartTiming:
+def _timing(
+    name: str, column: str, baseline: bool, batch: int, parts: Sequence[OperationPart]
+) -> PartTiming:
     # A baseline on fewer images is scaled to the batch, with a note. A single call, the first,
     # has no throughput: its time is not due to the bytes.
-    name, column, baseline = key
     scales = [batch / part.images if baseline and part.images else 1.0 for part in parts]
     pairs = list(zip(parts, scales, strict=True))
     ms = bootstrap([1e3 * s * scale for part, scale in pairs for s in part.seconds])

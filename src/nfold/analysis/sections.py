@@ -1,18 +1,36 @@
-"""Sections of a report: the stored measurements of one workload on one machine."""
+"""Sections of a report: the measurements of one workload on one machine, and their conclusion."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nfold.analysis import cell_labels
 from nfold.analysis.cells import Cell, group_cells
-from nfold.analysis.comparison import CellResult, compute_results
+from nfold.analysis.comparison import (
+    CellResult,
+    Comparison,
+    compute_results,
+    strong_or_weak_comparisons,
+)
+from nfold.analysis.part_timings import PartTiming
 from nfold.core.errors import StoreUnusable, UnknownValue
+from nfold.core.format import (
+    STATUS_LABELS,
+    format_number,
+    format_percent,
+    format_range,
+    format_ratio,
+    join_words,
+    pluralize,
+    terminal_safe,
+)
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
 from nfold.core.redaction import redact_variables
+from nfold.core.stats import Interval
 from nfold.core.workload import Workload
 from nfold.store.store import Store
 
@@ -132,3 +150,88 @@ def telemetry_run_of_cell(
             if csv.is_relative_to(root) and csv.is_file():
                 return TelemetryRun(measurement=measurement, csv=csv)
     return None
+
+
+END_TO_END_PREFIX = "end to end"  # names of the parts that measure host to host begin so
+
+
+def headline_sentences(
+    found: Sequence[CellResult], timings: Sequence[PartTiming] = ()
+) -> list[str]:
+    """Return the conclusions of one section, the most important first."""
+    sentences = [_scaling(found) or _fastest(found), _peers(timings), _failures(found)]
+    return [terminal_safe(sentence) for sentence in sentences if sentence]
+
+
+def _scaling(found: Sequence[CellResult]) -> str:
+    compared = strong_or_weak_comparisons(found)
+    if not compared:
+        return ""
+    devices = max(r.devices for r in compared)
+    most = [(r, r.comparison) for r in compared if r.devices == devices and r.comparison]
+    best, first = max(most, key=lambda pair: pair[1].speedup.value)
+    worst, last = min(most, key=lambda pair: pair[1].speedup.value)
+    axes = cell_labels.varying_axes([best.cell, worst.cell]) if best is not worst else ()
+    differing = dict.fromkeys(["batch", *(axis for axis in axes if axis != "devices")])
+    sentence = f"{pluralize(devices, 'device')} are {_compared(first)}{_at(best, *differing)}"
+    if worst is best or _overlap(first.speedup, last.speedup):
+        return f"{sentence}."
+    return f"{sentence}, and {format_ratio(last.speedup.value)}{_at(worst, *differing)}."
+
+
+def _compared(comparison: Comparison) -> str:
+    speedup, efficiency = comparison.speedup, format_percent(comparison.efficiency.value)
+    weak = "at its share of the batch" if comparison.scaling == "weak" else ""
+    caveats = "; ".join(c.text for c in comparison.caveats if c.kind != "weak_scaling")
+    about = ", ".join(filter(None, [format_range(speedup, 2), f"{efficiency} efficiency", weak]))
+    about = "; ".join(filter(None, [about, caveats]))
+    verdict = "slower than one: " if (speedup.high or speedup.value) < 1 else ""
+    return f"{verdict}{format_ratio(speedup.value)} as fast as one ({about})"
+
+
+def _overlap(first: Interval, second: Interval) -> bool:
+    if first.low is None or second.high is None:
+        return first.value == second.value
+    return first.low <= second.high
+
+
+def _at(result: CellResult, *differing: str) -> str:
+    return f" at {cell_labels.cell_label(result.cell.first, differing).replace(' · ', ', ')}"
+
+
+def _fastest(found: Sequence[CellResult]) -> str:
+    timed = [(r.samples_per_s, r) for r in found if r.samples_per_s is not None]
+    if not timed:
+        return "No measurement ran to its end."
+    rate, best = max(timed, key=lambda pair: pair[0].value)
+    place = cell_labels.cell_label(best.cell.first, ("devices", "batch")).replace(" · ", " at ")
+    lead = "The fastest: " if len(timed) > 1 else ""
+    return f"{lead}{format_number(rate.value)} images/s on {place}."
+
+
+def _peers(timings: Sequence[PartTiming]) -> str:
+    whole = [t for t in timings if t.part.startswith(END_TO_END_PREFIX) and not t.baseline]
+    peers = [t for t in timings if t.baseline]
+    if not whole or not peers:
+        return ""
+    best = min(whole, key=lambda t: t.ms.value)
+    peer = min(peers, key=lambda t: t.ms.value)
+    ratio = peer.ms.value / best.ms.value
+    verdict = "as fast as" if ratio >= 1 else "slower than"
+    times = format_number(max(ratio, 1 / ratio))
+    return (
+        f"{best.part[:1].upper()}{best.part[1:]} on {best.column}: "
+        f"{format_number(best.ms.value)} ms, {times}× {verdict} {peer.part} "
+        f"({format_number(peer.ms.value)} ms)."
+    )
+
+
+def _failures(found: Sequence[CellResult]) -> str:
+    failed = Counter(
+        STATUS_LABELS[r.cell.first_failed_or_first.status] for r in found if not r.succeeded
+    )
+    if not failed:
+        return ""
+    kinds = join_words([f"{many} {status}" for status, many in failed.items()])
+    verb = "has" if failed.total() == 1 else "have"
+    return f"{failed.total()} of {pluralize(len(found), 'cell')} {verb} no result: {kinds}."

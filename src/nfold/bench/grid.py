@@ -21,19 +21,8 @@ Scaling = Literal["strong", "weak"]
 SCALINGS: tuple[str, ...] = get_args(Scaling)
 
 CHOICE_AXES = (
-    "framework",
-    "layout",
-    "precision",
-    "strategy",
-    "exchange",
-    "batch_norm",
-    "input",
-    "decode",
-    "cache",
-    "augment",
-    "step",
-    "kernels",
-    "allocation",
+    *("framework", "layout", "precision", "strategy", "exchange", "batch_norm", "input"),
+    *("decode", "cache", "augment", "step", "kernels", "allocation"),
 )
 INTEGER_AXES = ("batch", "accumulate", "steps_per_execution", "workers", "seed")
 LIST_AXES = ("devices", *CHOICE_AXES, *INTEGER_AXES)  # plan fields that take a comma-separated list
@@ -89,9 +78,8 @@ def _parse_list(name: str, text: str, device: str | None) -> tuple[PlanChange, .
     if name in CHOICE_AXES:
         return _entries(name, text, lambda entry: {name: _parse_choice(name, entry)})
     if name in INTEGER_AXES:
-        return _entries(
-            name, text, lambda entry: {name: _parse_integer(name, entry, MINIMUM_VALUES[name])}
-        )
+        least = MINIMUM_VALUES[name]
+        return _entries(name, text, lambda entry: {name: _parse_integer(name, least, entry)})
     raise UnknownValue("axis", name, LIST_AXES)
 
 
@@ -110,7 +98,7 @@ def _parse_choice(name: str, entry: str) -> str:
     return entry
 
 
-def _parse_integer(name: str, entry: str, minimum: int) -> int:
+def _parse_integer(name: str, minimum: int, entry: str) -> int:
     if not entry.isascii() or not entry.isdigit() or int(entry) < minimum:
         raise UsageError(f"{name} {entry!r}: allowed are whole numbers from {minimum}")
     return int(entry)
@@ -129,18 +117,14 @@ def _parse_devices(entry: str, device: str | None) -> PlanChange:
 
 def _parse_parameters(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
-    for name, values in map(_parse_parameter, texts):
+    for text in texts:
+        name, separator, values = text.partition("=")
+        if not separator or not name:
+            raise UsageError(f"parameter {text!r} is not NAME=INTEGER,...; next: filter=3,5,10")
         if name in found:
             raise UsageError(f"parameter {name!r} is given twice; next: one list, {name}=1,2")
-        found[name] = values
+        found[name] = _entries(name, values, partial(_parse_integer, name, 0))
     return found
-
-
-def _parse_parameter(text: str) -> tuple[str, tuple[int, ...]]:
-    name, separator, values = text.partition("=")
-    if not separator or not name:
-        raise UsageError(f"parameter {text!r} is not NAME=INTEGER,...; next: filter=3,5,10")
-    return name, _entries(name, values, lambda entry: _parse_integer(name, entry, 0))
 
 
 # returns why a complete plan is not supported, or None
@@ -170,33 +154,24 @@ class Grid:
     duplicates: int = 0
 
 
-def build_grid(
-    axes: GridAxes,
-    machine: Machine,
-    unsupported: UnsupportedCheck,
-    complete: PlanCompletion | None = None,
-) -> Grid:
-    """Return every combination of the axes, resolved on ``machine``; equal cells are merged.
-
-    A combination that is not supported is a cell with a reason. Raises UsageError if no combination
-    is supported, or none with some value of a workload parameter; DevicesMissing if the machine has
-    too few devices.
-    """
-    return build_grids([axes], machine, unsupported, complete)
-
-
 def build_grids(
     several: Sequence[GridAxes],
     machine: Machine,
     unsupported: UnsupportedCheck,
     complete: PlanCompletion | None = None,
 ) -> Grid:
-    """Build several grids as one, as ``build_grid`` does; a CPU device has the same cores in all.
+    """Return every combination of the axes, resolved on ``machine``; equal cells are merged.
 
-    Without ``complete`` plans are resolved by rule.
+    A combination that is not supported is a cell with a reason. A CPU device has the same cores in
+    all grids. Without ``complete`` plans are resolved by rule. Raises UsageError if no combination
+    is supported, or none with some value of a workload parameter; DevicesMissing if the machine has
+    too few devices.
     """
+
+    def by_rule(workload: Workload, plan: Plan) -> Plan:
+        return plan.resolve(machine, workloads.info(workload.name).defaults)
+
     cores = _cores_per_device(several, machine)
-    by_rule = partial(_by_rule, machine)
     builders = [
         _Builder(axes, machine, unsupported, cores, complete or by_rule) for axes in several
     ]
@@ -231,13 +206,7 @@ def _label_across_grids(
     varying = [n for n in names if len({getattr(cell.plan, n) for cell in cells}) > 1]
     kinds = len({cell.plan.device for cell in cells}) > 1
     return tuple(
-        dataclasses.replace(
-            cell,
-            label=" · ".join(
-                filter(None, (_axis_label(name, cell.plan, kinds) for name in varying))
-            )
-            or str(cell.workload),
-        )
+        dataclasses.replace(cell, label=_label(cell.workload, cell.plan, (), varying, kinds))
         for cell in cells
     )
 
@@ -256,94 +225,80 @@ def _device(plan: Plan, machine: Machine) -> str:
     return plan.device or ("cuda" if machine.gpus else "cpu")
 
 
-def _by_rule(machine: Machine, workload: Workload, plan: Plan) -> Plan:
-    return plan.resolve(machine, workloads.info(workload.name).defaults)
-
-
+@dataclass
 class _Builder:
     """Builds one grid. ``refusals`` are the errors that became cells with a reason."""
 
-    def __init__(
-        self,
-        axes: GridAxes,
-        machine: Machine,
-        unsupported: UnsupportedCheck,
-        cores: int,
-        complete: PlanCompletion,
-    ) -> None:
-        self._axes = axes
-        self._workload = workloads.with_fingerprint(axes.workload)
-        self._machine = machine
-        self._unsupported = unsupported
-        self._complete = complete
-        self._varying = tuple(name for name, values in axes.changes.items() if len(values) > 1)
-        self._kinds = any("device" in change for change in axes.changes.get("devices", ()))
-        self._cores = cores
-        self.refusals: list[NfoldError] = []
+    axes: GridAxes
+    machine: Machine
+    unsupported: UnsupportedCheck
+    cores: int
+    complete: PlanCompletion
+    refusals: list[NfoldError] = field(default_factory=list)
 
     def cells(self) -> Iterator[GridCell]:
         for workload, reason in self._workloads():
-            for changes in _products(self._axes.changes):
+            for changes in _products(self.axes.changes):
                 yield self._cell(workload, _merge(changes), reason)
 
     def _workloads(self) -> list[tuple[Workload, str | None]]:
+        parameters = self.axes.parameters
+        base = workloads.with_fingerprint(self.axes.workload)
         found: list[tuple[Workload, UsageError | None]] = []
-        names = tuple(self._axes.parameters)
-        for values in _products(self._axes.parameters):
-            chosen = dict(zip(names, values, strict=True))
-            workload = self._workload.with_parameters(**chosen)
+        for values in _products(parameters):
+            workload = base.with_parameters(**dict(zip(parameters, values, strict=True)))
             found.append((workload, _refusal(workload)))
-        self._refuse_parameters(found)
+        groups = [found]
+        for chosen in ((name, value) for name, values in parameters.items() for value in values):
+            groups.append([one for one in found if chosen in one[0].parameters])
+        for group in groups:
+            errors = [error for _, error in group if error is not None]
+            if len(errors) == len(group):
+                raise errors[0]
         return [(workload, None if error is None else str(error)) for workload, error in found]
 
-    def _refuse_parameters(self, found: list[tuple[Workload, UsageError | None]]) -> None:
-        if all(error is not None for _, error in found):
-            raise next(error for _, error in found if error is not None)
-        for name, values in self._axes.parameters.items():
-            for value in values:
-                own = [error for workload, error in found if (name, value) in workload.parameters]
-                if all(error is not None for error in own):
-                    raise next(error for error in own if error is not None)
-
     def _cell(self, workload: Workload, changes: dict[str, Any], reason: str | None) -> GridCell:
-        plan, refused = self._plan(workload, self._axes.common.edit(**changes))
-        reason = reason or refused or self._refused_by_framework(workload, plan)
+        plan, refused = self._plan(workload, self.axes.common.edit(**changes))
+        reason = reason or refused
+        if reason is None:
+            try:
+                reason = self.unsupported(workload, plan, self.machine)
+            except ExtraMissing as missing:
+                self.refusals.append(missing)
+                reason = str(missing)
+        swept = _varying(self.axes.parameters)
+        kinds = any("device" in change for change in self.axes.changes.get("devices", ()))
         return GridCell(
-            id=cell_id(workload, plan, None, self._machine),
+            id=cell_id(workload, plan, None, self.machine),
             workload=workload,
             plan=plan,
-            label=self._label(workload, plan),
+            label=_label(workload, plan, swept, _varying(self.axes.changes), kinds),
             unsupported_reason=reason,
         )
 
-    def _refused_by_framework(self, workload: Workload, plan: Plan) -> str | None:
-        try:
-            return self._unsupported(workload, plan, self._machine)
-        except ExtraMissing as missing:
-            self.refusals.append(missing)
-            return str(missing)
-
     def _plan(self, workload: Workload, plan: Plan) -> tuple[Plan, str | None]:
-        if _device(plan, self._machine) == "cpu":
-            plan = plan.edit(cores_per_device=self._cores)
+        if _device(plan, self.machine) == "cpu":
+            plan = plan.edit(cores_per_device=self.cores)
         try:
-            return self._scaled(self._complete(workload, plan)), None
+            return self._scaled(self.complete(workload, plan)), None
         except UsageError as error:
             self.refusals.append(error)
-            automatic = self._complete(workload, plan.edit(strategy=None))
+            automatic = self.complete(workload, plan.edit(strategy=None))
             return self._scaled(automatic).edit(strategy=plan.strategy), str(error)
 
     def _scaled(self, plan: Plan) -> Plan:
-        if self._axes.scaling == "strong":
+        if self.axes.scaling == "strong":
             return plan
         return plan.edit(batch=(plan.batch or 1) * (plan.devices or 1))
 
-    def _label(self, workload: Workload, plan: Plan) -> str:
-        chosen = dict(workload.parameters)
-        swept = [name for name, values in self._axes.parameters.items() if len(values) > 1]
-        own = [f"{name} {chosen[name]}" for name in swept]
-        labels = [_axis_label(name, plan, self._kinds) for name in self._varying]
-        return " · ".join([*own, *filter(None, labels)]) or str(workload)
+
+def _label(
+    workload: Workload, plan: Plan, swept: Sequence[str], varying: Sequence[str], kinds: bool
+) -> str:
+    chosen = dict(workload.parameters)
+    labels = [_axis_label(name, plan, kinds) for name in varying]
+    own = [f"{name} {chosen[name]}" for name in swept]
+    return " · ".join([*own, *filter(None, labels)]) or str(workload)
 
 
 def _axis_label(axis: str, plan: Plan, kinds: bool) -> str:
@@ -366,6 +321,10 @@ def _refusal(workload: Workload) -> UsageError | None:
 
 def _products(lists: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     return itertools.product(*lists.values())
+
+
+def _varying(lists: Mapping[str, Sequence[Any]]) -> list[str]:
+    return [name for name, values in lists.items() if len(values) > 1]
 
 
 def _merge(changes: tuple[Mapping[str, Any], ...]) -> dict[str, Any]:

@@ -7,12 +7,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 from nfold.analysis.sections import group_sections
-from nfold.bench.duration_estimate import DurationEstimate, estimate_duration
 from nfold.bench.grid import Grid, GridAxes, build_grids, parse_axes
-from nfold.bench.sweep import SweepEvents, SweepSchedule, run_sweep, schedule_sweep, sort_by_grid
+from nfold.bench.sweep import (
+    DurationEstimate,
+    SweepEvents,
+    SweepSchedule,
+    estimate_duration,
+    run_sweep,
+    schedule_sweep,
+    sort_by_grid,
+)
 from nfold.cli import render, terminal
 from nfold.cli.options import PlanOptions
 from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
@@ -30,14 +36,13 @@ from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
 from nfold.fieldreports.catalog import (
     SELECTABLE_AXES,
-    ReportSelection,
     build_field_report,
     default_devices,
     find_report,
     select_axes,
 )
 from nfold.launch import workload_run
-from nfold.launch.launch_spec import WarmAgent
+from nfold.launch.launch_spec import StopRequest, WarmAgent
 from nfold.launch.workload_run import run
 from nfold.report.export import measurements_document
 from nfold.store.store import Store
@@ -77,12 +82,8 @@ class BenchOptions(PlanOptions):
     @property
     def common_plan(self) -> Plan:
         """The plan fields that are the same in every cell."""
-        return Plan(
-            **self.single_fields,
-            steps=self.steps,
-            epochs=self.epochs,
-            warmup_steps=self.warmup_steps,
-        )
+        lengths = {name: getattr(self, name) for name in ("steps", "epochs", "warmup_steps")}
+        return Plan(**self.single_fields, **lengths)
 
     @property
     def repeats(self) -> int:
@@ -106,10 +107,11 @@ def run_bench(options: BenchOptions) -> int:
     machine = inspect_machine()
     complete = build_plan_completer(machine, options.data, measures=not options.dry_run)
     grid = build_grids(_axes(options, machine), machine, _unsupported, complete)
-    if workload_run.in_external_job() and workload_run.external_rank() != 0:
+    attached = workload_run.in_external_job()
+    if attached and workload_run.external_rank() != 0:
         return _run_as_follower(options, grid, machine)
     with Store.open(options.results) as store:
-        again = options.again or workload_run.in_external_job()
+        again = options.again or attached
         schedule = schedule_sweep(grid, store, repeats=options.repeats, again=again)
         earlier = [m for m in store.measurements() if m.machine.id == machine.id]
         if options.dry_run:
@@ -119,54 +121,35 @@ def run_bench(options: BenchOptions) -> int:
         _prepare(options, grid)
         samples = functools.cache(epoch_samples)
         estimates = [estimate_duration(run.cell, earlier, samples) for run in schedule.pending]
-        return _measure(options, grid, schedule, estimates, store, machine)
-
-
-def _measure(
-    options: BenchOptions,
-    grid: Grid,
-    schedule: SweepSchedule,
-    estimates: Sequence[DurationEstimate],
-    store: Store,
-    machine: Machine,
-) -> int:
-    with stop_on_signals() as stop, closing(WarmAgent()) as warm_agent:
         remaining = RemainingTime([estimate.seconds for estimate in estimates])
-        with open_screen(sys.stderr, plain=options.plain) as screen:
-            measured = run_sweep(
-                schedule,
-                store=store,
-                machine=machine,
-                options=options.run_options(
-                    in_process=options.in_process, stop=stop, warm_agent=warm_agent
-                ),
-                run=run,
-                events=SweepProgress(screen, remaining),
-            )
-        measured = sort_by_grid(grid, measured)
-        _show(options, grid, schedule, measured)
-    return 128 + stop.signum if stop.signum is not None else _exit_code(measured)
+        with stop_on_signals() as stop, closing(WarmAgent()) as warm_agent:
+            with open_screen(sys.stderr, plain=options.plain) as screen:
+                measured = run_sweep(
+                    schedule,
+                    store=store,
+                    machine=machine,
+                    options=options.run_options(
+                        in_process=options.in_process, stop=stop, warm_agent=warm_agent
+                    ),
+                    run=run,
+                    events=SweepProgress(screen, remaining),
+                )
+            measured = sort_by_grid(grid, measured)
+            _show(options, grid, schedule, measured)
+        return _exit_code(measured, stop)
 
 
 def _axes(options: BenchOptions, machine: Machine) -> list[GridAxes]:
-    if options.report is not None:
-        return field_report_axes(options, machine)
-    axes = parse_axes(
-        str(options.workload),
-        options.axis_fields,
-        common=options.common_plan,
-        parameters=tuple(options.parameter or ()),
-        scaling=options.scaling,
-    )
-    return [axes]
-
-
-def field_report_axes(options: BenchOptions, machine: Machine) -> list[GridAxes]:
-    """Return the grids of a field report on this machine, reduced to the given values.
-
-    Raises UsageError for an option that the report does not have.
-    """
-    spec = find_report(str(options.report))
+    if options.report is None:
+        axes = parse_axes(
+            str(options.workload),
+            options.axis_fields,
+            common=options.common_plan,
+            parameters=tuple(options.parameter or ()),
+            scaling=options.scaling,
+        )
+        return [axes]
+    spec = find_report(options.report)
     given = {name: text for name, text in options.axis_fields.items() if text is not None}
     devices = given.pop("devices", None)
     refused = [name for name in given if name not in SELECTABLE_AXES]
@@ -178,14 +161,9 @@ def field_report_axes(options: BenchOptions, machine: Machine) -> list[GridAxes]
             f"--{option} cannot be used with --report: the grid of {spec.name} is fixed; next: "
             "remove it, or measure your own grid with nfold bench WORKLOAD"
         )
-    selection = ReportSelection(
-        devices=devices or default_devices(machine, options.device),
-        device=options.device,
-        steps=options.steps,
-        epochs=options.epochs,
-        axis_values=given,
-    )
-    return select_axes(spec.grids(quick=options.quick), selection)
+    common = Plan(device=options.device, steps=options.steps, epochs=options.epochs)
+    devices = devices or default_devices(machine, options.device)
+    return select_axes(spec.grids(quick=options.quick), devices, common, given)
 
 
 def _unsupported(workload: Workload, plan: Plan, machine: Machine) -> str | None:
@@ -218,10 +196,12 @@ def _run_as_follower(options: BenchOptions, grid: Grid, machine: Machine) -> int
             run=run,
             events=SweepEvents(),
         )
-    return 128 + stop.signum if stop.signum is not None else _exit_code(measured)
+    return _exit_code(measured, stop)
 
 
-def _exit_code(measured: Sequence[Measurement]) -> int:
+def _exit_code(measured: Sequence[Measurement], stop: StopRequest) -> int:
+    if stop.signum is not None:
+        return 128 + stop.signum
     return 1 if any(measurement.status in FAILED_STATUSES for measurement in measured) else 0
 
 
@@ -259,39 +239,33 @@ def print_sweep_plan(
     grid: Grid, schedule: SweepSchedule, estimates: Sequence[DurationEstimate], *, as_json: bool
 ) -> None:
     """Print the grid and its estimated time."""
+    total_s = sum(estimate.seconds for estimate in estimates)
     if as_json:
-        render.print_json(_plan_document(grid, schedule, estimates))
+        planned = [
+            {
+                "cell": cell_run.cell.id,
+                "workload": str(cell_run.cell.workload),
+                "plan": cell_run.cell.plan.to_dict(),
+                "repeat": cell_run.repeat,
+                "unsupported": cell_run.cell.unsupported_reason,
+                "estimated_seconds": estimate.seconds,
+                "basis": estimate.basis,
+            }
+            for cell_run, estimate in zip(schedule.pending, estimates, strict=True)
+        ]
+        document = {
+            "schema": JSON_SCHEMA_VERSION,
+            "planned": planned,
+            "measured_before": [measurement.id for _, measurement in schedule.done],
+            "merged": grid.duplicates,
+            "estimated_seconds": total_s,
+        }
+        render.print_json(document)
         return
-    total_s = format_short_duration(sum(estimate.seconds for estimate in estimates))
     bases = ", ".join(dict.fromkeys(estimate.basis for estimate in estimates))
-    estimate = f": about {total_s} ({bases})" if estimates else ""
-    render.print_line(f"{describe_scope(grid, schedule)}{estimate}")
+    about = f": about {format_short_duration(total_s)} ({bases})" if estimates else ""
+    render.print_line(f"{describe_scope(grid, schedule)}{about}")
     for cell_run in schedule.pending:
         reason = cell_run.cell.unsupported_reason
-        render.print_line(
-            f"  {describe_cell(cell_run)}" + (f"  unsupported: {reason}" if reason else "")
-        )
-
-
-def _plan_document(
-    grid: Grid, schedule: SweepSchedule, estimates: Sequence[DurationEstimate]
-) -> dict[str, Any]:
-    planned = [
-        {
-            "cell": cell_run.cell.id,
-            "workload": str(cell_run.cell.workload),
-            "plan": cell_run.cell.plan.to_dict(),
-            "repeat": cell_run.repeat,
-            "unsupported": cell_run.cell.unsupported_reason,
-            "estimated_seconds": estimate.seconds,
-            "basis": estimate.basis,
-        }
-        for cell_run, estimate in zip(schedule.pending, estimates, strict=True)
-    ]
-    return {
-        "schema": JSON_SCHEMA_VERSION,
-        "planned": planned,
-        "measured_before": [measurement.id for _, measurement in schedule.done],
-        "merged": grid.duplicates,
-        "estimated_seconds": sum(estimate.seconds for estimate in estimates),
-    }
+        unsupported = f"  unsupported: {reason}" if reason else ""
+        render.print_line(f"  {describe_cell(cell_run)}{unsupported}")

@@ -47,10 +47,9 @@ def env_document(machine: Machine, found: Iterable[Obstacle]) -> dict[str, objec
 
 def print_machine(machine: Machine, found: Sequence[Obstacle], console: Console) -> None:
     """Print obstacles, then the machine, then the GPUs and the links between them."""
-    slows = "slows" if len(found) == 1 else "slow"
-    things = pluralize(len(found), "thing") if found else "Nothing found that"
-    head = f"{things} on this machine {slows} training" if found else f"{things} slows training"
-    render.print_text(console, head, "bold")
+    slow = "slows" if len(found) == 1 else "slow"
+    head = f"{pluralize(len(found), 'thing')} on this machine {slow} training"
+    render.print_text(console, head if found else "Nothing found that slows training", "bold")
     for number, obstacle in enumerate(found, start=1):
         rows = [[f"{number}.", obstacle.text], ["", f"source: {obstacle.evidence}"]]
         render.print_grid(console, rows)

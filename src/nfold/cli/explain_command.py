@@ -22,7 +22,7 @@ from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepa
 from nfold.cli.progress import ExplainProgress
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
-from nfold.core.errors import ExtraMissing, RunFailure, UnknownValue, UsageError
+from nfold.core.errors import RunFailure, UnknownValue, UsageError
 from nfold.core.fingerprint import module_file
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
@@ -36,23 +36,21 @@ from nfold.engines.base import get_framework
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
 from nfold.explain.experiment import Experiment, TimeBudget, probe_script
-from nfold.explain.result.budget import Budget
-from nfold.explain.result.view import ExplanationView, build_view
+from nfold.explain.result.view import build_view
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, WarmAgent
 from nfold.launch.workload_run import MEASUREMENTS_FOLDER, run
-from nfold.report.stored_explanation import (
+from nfold.report.writer import (
     MARKDOWN_FILE,
     PAGE_FILE,
     StoredExplanation,
     explanation_folder,
     find_latest,
     read_values,
-    write_values,
+    write_explanation,
 )
-from nfold.report.writer import write_explanation_report
 from nfold.sandbox import clean_up_stale, unprotected_reason
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -286,23 +284,15 @@ def _show(
     budget = explanation.budget
     view = build_view(budget, explanation.previous, explanation.budget_s)
     if write and not request.no_report:
-        write_values(folder, explanation)
-        _write_report(view, budget, folder)
+        missing = write_explanation(folder, explanation, view)
+        if missing:
+            sys.stderr.write(terminal_safe(f"no HTML report: {missing}") + "\n")
     pages = [folder / PAGE_FILE, folder / MARKDOWN_FILE]
     page = next((display_path(path.absolute()) for path in pages if path.exists()), "")
     if request.as_json:
         render.print_json(budget.to_json())
     else:
         print_explanation(view, budget, details=request.details, plain=request.plain, page=page)
-
-
-def _write_report(view: ExplanationView, budget: Budget, folder: Path) -> None:
-    page, text = folder / PAGE_FILE, folder / MARKDOWN_FILE
-    try:
-        write_explanation_report(view, budget, html=page, markdown=text)
-    except ExtraMissing as error:
-        write_explanation_report(view, budget, markdown=text)
-        sys.stderr.write(terminal_safe(f"no HTML report: {error}") + "\n")
 
 
 SCRIPT_OPTIONS = (

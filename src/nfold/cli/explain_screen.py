@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING
 from nfold.cli import terminal
 from nfold.core.format import terminal_safe
 from nfold.explain.result.budget import Budget, Change
-from nfold.explain.result.view import (
-    ExplanationView,
-    ViewRow,
-    format_ms,
-    format_percent,
-)
+from nfold.explain.result.view import ExplanationView, format_ms, format_percent
 
 if TYPE_CHECKING:
     from nfold.report.explanation import DetailTable
@@ -149,17 +144,10 @@ def _account_lines(view: ExplanationView, width: int) -> list[Line]:
     lines = [(f"{view.account_title:<{label + 2}}{'ms':>{digits}}", "bold")]
     for row, number in zip(view.rows, numbers, strict=True):
         text = f"  {row.label:<{label}}{number:>{digits}}{format_percent(row.fraction):>7}"
-        text += f"  {_bar(row, bar, largest)}"
-        if row.note:
-            text = f"{text.rstrip()}  {row.note}"
-        lines.append((text.rstrip(), ""))
+        if bar and row.fraction > 0:
+            text += "  " + "█" * max(1, round(bar * row.fraction / largest))
+        lines.append((f"{text.rstrip()}  {row.note}".rstrip(), ""))
     return lines
-
-
-def _bar(row: ViewRow, width: int, largest: float) -> str:
-    if width == 0 or row.fraction <= 0:
-        return ""
-    return "█" * max(1, round(width * row.fraction / largest))
 
 
 def detail_lines(budget: Budget, width: int) -> list[Line]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nfold.launch.launch_spec import RunOptions
 
 WORKLOADS = "digits, mnist, cnn10, wide_resnet, inception_v3"
+REQUIRED = inspect.Parameter.empty
 OWN_WORKLOAD = "or your own, MODULE:FUNCTION; parameters: NAME:KEY=N,KEY=N."
 PLAN, LENGTH, REPORT, STORE, OUTPUT, LAUNCH = (
     *("Plan", "Length and repeats", "Field reports", "Results and data"),
@@ -25,7 +26,10 @@ PLAN, LENGTH, REPORT, STORE, OUTPUT, LAUNCH = (
 
 @dataclass(frozen=True)
 class Option:
-    """An option or argument: its type, default, help text and group in ``--help``."""
+    """An option or argument: its type, default, help text and group in ``--help``.
+
+    Without ``names`` it is named after its key in the table. ``{}`` in ``envvar`` is the key.
+    """
 
     type: Any
     default: Any
@@ -37,12 +41,14 @@ class Option:
 
     def parameter(self, name: str) -> inspect.Parameter:
         """Return the parameter that Typer reads."""
-        more = self.more or {}
-        info: Any = (
-            typer.Argument(help=self.help, **more)
-            if self.argument
-            else typer.Option(*self.names, help=self.help, rich_help_panel=self.panel, **more)
-        )
+        more = dict(self.more or {})
+        if self.argument:
+            info: Any = typer.Argument(help=self.help, **more)
+        else:
+            names = self.names or (f"--{name.replace('_', '-')}", *more.pop("aliases", ()))
+            if "envvar" in more:
+                more["envvar"] = more["envvar"].format(name.upper())
+            info = typer.Option(*names, help=self.help, rich_help_panel=self.panel, **more)
         return inspect.Parameter(
             name,
             inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -51,12 +57,25 @@ class Option:
         )
 
 
-def _flag(name: str, text: str, panel: str, **more: Any) -> Option:
-    return Option(bool, False, text, panel, names=(name,), more=more or None)
+def _flag(text: str, panel: str, *names: str) -> Option:
+    return Option(bool, False, text, panel, names)
 
 
-def _value(name: str, text: str, panel: str = PLAN, metavar: str = "VALUE") -> Option:
-    return Option(str | None, None, text, panel, names=(name,), more={"metavar": metavar})
+def _argument(
+    text: str, type_: Any = str | None, default: Any = None, metavar: str | None = None
+) -> Option:
+    return Option(type_, default, text, argument=True, more={"metavar": metavar})
+
+
+def _value(
+    text: str, panel: str = PLAN, metavar: str = "VALUE", *names: str, default: str | None = None
+) -> Option:
+    kind = str if default is not None else str | None
+    return Option(kind, default, text, panel, names, more={"metavar": metavar})
+
+
+def _list(text: str, panel: str, metavar: str, *names: str) -> Option:
+    return Option(list[str] | None, None, text, panel, names, more={"metavar": metavar})
 
 
 def _seconds(default: float, text: str) -> Option:
@@ -68,19 +87,16 @@ def _integer(text: str, panel: str, default: int | None = None, **more: Any) -> 
     return Option(kind, default, text, panel, more={"metavar": "N", **more})
 
 
-def _path(text: str, panel: str, **more: Any) -> Option:
-    return Option(Path | None, None, text, panel, more={"metavar": "PATH", **more})
+def _path(text: str, panel: str, default: Path | None = None, **more: Any) -> Option:
+    kind = Path if default is not None else Path | None
+    return Option(kind, default, text, panel, more={"metavar": "PATH", **more})
 
 
-def _torchrun(
-    name: str, text: str, type_: Any = str | None, default: Any = None, **more: Any
-) -> Option:
-    variable = "PET_" + name.removeprefix("--").replace("-", "_").upper()
-    names = (name, *more.pop("aliases", ()))
-    more |= {"envvar": variable, "show_envvar": False}
+def _torchrun(text: str, type_: Any = str | None, default: Any = None, **more: Any) -> Option:
+    more = {"envvar": "PET_{}", "show_envvar": False, **more}
     if type_ is not bool:
         more.setdefault("metavar", "VALUE")
-    return Option(type_, default, text, LAUNCH, names=names, more=more)
+    return Option(type_, default, text, LAUNCH, more=more)
 
 
 def _refuse(value: str | None) -> None:
@@ -104,35 +120,29 @@ UNSUPPORTED_TORCHRUN_OPTIONS = (
 REPORT_NAMES = "conv2d-devices, mirrored-mnist, inception-input, cifar-scaling, layout"
 
 PLAN_OPTIONS = {
-    "devices": _value(
-        "--devices", "Devices: N, cpu:N or gpu:N. Default: all GPUs, else 1 CPU device."
+    "devices": _value("Devices: N, cpu:N or gpu:N. Default: all GPUs, else 1 CPU device."),
+    "device": _value("Device type: cuda or cpu."),
+    "batch": _value("Global batch size in samples."),
+    "accumulate": _value("Micro-batches per step (gradient accumulation)."),
+    "strategy": _value("ddp, nfold (nfold's own all-reduce), dp, mirrored, data_parallel."),
+    "exchange": _value("Data type of the gradient all-reduce: fp32, bf16."),
+    "batch_norm": _value("Batch statistics per device or over all devices: device, synchronised."),
+    "layout": _value("Memory format: channels_first, channels_last."),
+    "precision": _value("fp32, tf32, bf16, fp16."),
+    "framework": _value("torch, tensorflow, jax, keras-torch, simulated."),
+    "input_": _value(
+        "Input pipeline: loader, resident, generator, tf.data.", PLAN, "VALUE", "--input"
     ),
-    "device": _value("--device", "Device type: cuda or cpu."),
-    "batch": _value("--batch", "Global batch size in samples."),
-    "accumulate": _value("--accumulate", "Micro-batches per step (gradient accumulation)."),
-    "strategy": _value(
-        "--strategy", "ddp, nfold (nfold's own all-reduce), dp, mirrored, data_parallel."
-    ),
-    "exchange": _value("--exchange", "Data type of the gradient all-reduce: fp32, bf16."),
-    "batch_norm": _value(
-        "--batch-norm", "Batch statistics per device or over all devices: device, synchronised."
-    ),
-    "layout": _value("--layout", "Memory format: channels_first, channels_last."),
-    "precision": _value("--precision", "fp32, tf32, bf16, fp16."),
-    "framework": _value("--framework", "torch, tensorflow, jax, keras-torch, simulated."),
-    "input_": _value("--input", "Input pipeline: loader, resident, generator, tf.data."),
-    "decode": _value("--decode", "Where image files are decoded: cpu, device (nvJPEG)."),
-    "cache": _value("--cache", "Cache of image files: off, decoded (in host memory)."),
-    "skip_bad": _flag("--skip-bad", "Skip damaged image files and count them.", PLAN),
-    "augment": _value("--augment", "Where images are augmented: cpu, device."),
-    "step": _value("--step", "eager, graph, compiled, captured (CUDA graph), compiled+captured."),
-    "kernels": _value("--kernels", "Kernels of a compiled step: default, tuned."),
-    "steps_per_execution": _value(
-        "--steps-per-execution", "Steps per call (per CUDA graph, or in TensorFlow and JAX)."
-    ),
-    "allocation": _value("--allocation", "GPU memory allocation: default, growth."),
-    "workers": _value("--workers", "Data loader workers per rank."),
-    "seed": _value("--seed", "Random seed of weights and sample order."),
+    "decode": _value("Where image files are decoded: cpu, device (nvJPEG)."),
+    "cache": _value("Cache of image files: off, decoded (in host memory)."),
+    "skip_bad": _flag("Skip damaged image files and count them.", PLAN),
+    "augment": _value("Where images are augmented: cpu, device."),
+    "step": _value("eager, graph, compiled, captured (CUDA graph), compiled+captured."),
+    "kernels": _value("Kernels of a compiled step: default, tuned."),
+    "steps_per_execution": _value("Steps per call (per CUDA graph, or in TensorFlow and JAX)."),
+    "allocation": _value("GPU memory allocation: default, growth."),
+    "workers": _value("Data loader workers per rank."),
+    "seed": _value("Random seed of weights and sample order."),
 }
 AXIS_OPTIONS = {
     name: replace(option, more={"metavar": "LIST"})
@@ -143,41 +153,24 @@ AXIS_OPTIONS = {
 """Options of a plan that take a comma-separated list."""
 
 SHARED_OPTIONS = {
-    "again": _flag("--again", "Measure again instead of reusing stored results.", STORE),
-    "results": Option(
-        Path,
-        Path("nfold-results"),
-        "Results folder.",
-        STORE,
-        more={"metavar": "PATH", "envvar": "NFOLD_RESULTS"},
-    ),
+    "again": _flag("Measure again instead of reusing stored results.", STORE),
+    "results": _path("Results folder.", STORE, Path("nfold-results"), envvar="NFOLD_RESULTS"),
     "data": _path("Folder of the data sets.", STORE, envvar="NFOLD_DATA"),
     "telemetry_interval": _seconds(1.0, "Time between telemetry samples."),
     "hang_timeout": _seconds(60.0, "Report a hang after this time without a step."),
-    "as_json": _flag("--json", "Print one JSON object.", OUTPUT),
-    "plain": _flag("--plain", "No live line and no colour.", OUTPUT),
-    "no_report": _flag("--no-report", "Do not write a report.", OUTPUT),
-    "debug": _flag("--debug", "Show the traceback of an error.", OUTPUT),
+    "as_json": _flag("Print one JSON object.", OUTPUT, "--json"),
+    "plain": _flag("No live line and no colour.", OUTPUT),
+    "no_report": _flag("Do not write a report.", OUTPUT),
+    "debug": _flag("Show the traceback of an error.", OUTPUT),
 }
 
 BENCH_OPTIONS = {
-    "workload": Option(str | None, None, f"{WORKLOADS}, conv2d, {OWN_WORKLOAD}", argument=True),
+    "workload": _argument(f"{WORKLOADS}, conv2d, {OWN_WORKLOAD}"),
     **AXIS_OPTIONS,
-    "parameter": Option(
-        list[str] | None,
-        None,
-        "Workload parameter as an axis; repeatable.",
-        PLAN,
-        names=("--parameter", "-p"),
-        more={"metavar": "NAME=LIST"},
+    "parameter": _list(
+        "Workload parameter as an axis; repeatable.", PLAN, "NAME=LIST", "--parameter", "-p"
     ),
-    "scaling": Option(
-        str,
-        "strong",
-        "--batch is global (strong) or per device (weak).",
-        PLAN,
-        more={"metavar": "VALUE"},
-    ),
+    "scaling": _value("--batch is global (strong) or per device (weak).", default="strong"),
     "steps": _integer("Measure throughput over this many timed steps.", LENGTH),
     "epochs": _integer("Measure throughput and accuracy over this many epochs.", LENGTH),
     "warmup_steps": _integer("Steps before the timed steps.", LENGTH),
@@ -185,117 +178,75 @@ BENCH_OPTIONS = {
         "Runs per cell, each in fresh processes, interleaved. Default: 1.", LENGTH, min=1
     ),
     "report": _value(
-        "--report", f"Measure a field report instead of a workload: {REPORT_NAMES}.", REPORT, "NAME"
+        f"Measure a field report instead of a workload: {REPORT_NAMES}.", REPORT, "NAME"
     ),
-    "quick": _flag("--quick", "Small version of the field report, for two CPU cores.", REPORT),
-    "dry_run": _flag("--dry-run", "Print the grid and its estimated time; run nothing.", OUTPUT),
-    "in_process": _flag("--in-process", "Run one rank in this process, for a debugger.", OUTPUT),
+    "quick": _flag("Small version of the field report, for two CPU cores.", REPORT),
+    "dry_run": _flag("Print the grid and its estimated time; run nothing.", OUTPUT),
+    "in_process": _flag("Run one rank in this process, for a debugger.", OUTPUT),
     **{name: option for name, option in SHARED_OPTIONS.items() if name != "debug"},
 }
 
 TRAIN_OPTIONS = {
-    "workload": Option(str, inspect.Parameter.empty, f"{WORKLOADS}, {OWN_WORKLOAD}", argument=True),
+    "workload": _argument(f"{WORKLOADS}, {OWN_WORKLOAD}", str, REQUIRED),
     **PLAN_OPTIONS,
     "epochs": _integer("Passes over the data. Default: set by the workload.", LENGTH),
     "checkpoint": _path("Checkpoint folder. Default: in the results folder.", STORE),
     "checkpoint_every": _integer("Epochs between checkpoints; 0: no checkpoints.", STORE, 1, min=0),
     "log_every": _integer("Steps between progress lines; 0: none.", OUTPUT, 0, min=0),
     **{k: v for k, v in SHARED_OPTIONS.items() if k not in ("debug", "no_report")},
-    "again": _flag("--again", "Start over instead of resuming from the checkpoint.", STORE),
+    "again": _flag("Start over instead of resuming from the checkpoint.", STORE),
 }
 
 EXPLAIN_OPTIONS = {
-    "target": Option(
-        str | None,
-        None,
-        f"A script (train.py), {WORKLOADS}, conv2d, {OWN_WORKLOAD}",
-        argument=True,
-    ),
-    "arguments": Option(
-        list[str] | None,
-        None,
+    "target": _argument(f"A script (train.py), {WORKLOADS}, conv2d, {OWN_WORKLOAD}"),
+    "arguments": _argument(
         "Arguments of the script: everything after --, and options that nfold does not have.",
-        argument=True,
-        more={"metavar": "[--] ARGS"},
+        list[str] | None,
+        metavar="[--] ARGS",
     ),
-    "module": Option(
-        bool, False, "TARGET is a module, as in python -m.", PLAN, names=("--module", "-m")
-    ),
+    "module": _flag("TARGET is a module, as in python -m.", PLAN, "--module", "-m"),
     **PLAN_OPTIONS,
-    "devices": _value("--devices", "Devices: N, cpu:N or gpu:N. Default: all GPUs."),
-    "scaling": Option(
-        str | None,
-        None,
+    "devices": _value("Devices: N, cpu:N or gpu:N. Default: all GPUs."),
+    "scaling": _value(
         "--batch is global (strong) or per device (weak). Default: strong; weak for a script that "
-        "starts a process group.",
-        PLAN,
-        more={"metavar": "VALUE"},
+        "starts a process group."
     ),
-    "budget": Option(
-        str, "3m", "Time limit of all runs: 90s, 3m, 1h.", LENGTH, more={"metavar": "TIME"}
-    ),
+    "budget": _value("Time limit of all runs: 90s, 3m, 1h.", LENGTH, "TIME", default="3m"),
     **{name: option for name, option in SHARED_OPTIONS.items() if name != "debug"},
-    "details": _flag("--details", "Print every table.", OUTPUT),
-    "show": _flag("--show", "Print the last explanation again; measure nothing.", OUTPUT),
+    "details": _flag("Print every table.", OUTPUT),
+    "show": _flag("Print the last explanation again; measure nothing.", OUTPUT),
 }
 
 RUN_OPTIONS = {
-    "script": Option(
-        str,
-        inspect.Parameter.empty,
-        "A Python file, or with -m a module.",
-        argument=True,
-        more={"metavar": "SCRIPT"},
-    ),
-    "arguments": Option(
-        list[str] | None, None, "Arguments of the script.", argument=True, more={"metavar": "ARGS"}
-    ),
+    "script": _argument("A Python file, or with -m a module.", str, REQUIRED, "SCRIPT"),
+    "arguments": _argument("Arguments of the script.", list[str] | None, metavar="ARGS"),
     "nproc_per_node": _torchrun(
-        "--nproc-per-node",
         "Ranks of this node: N, cpu:N, gpu:N, gpu, cpu, auto. Default: all GPUs, else 1.",
         aliases=("--devices",),
     ),
-    "nnodes": _torchrun("--nnodes", "Nodes: N or MIN:MAX.", str, "1"),
+    "nnodes": _torchrun("Nodes: N or MIN:MAX.", str, "1"),
     "node_rank": _torchrun(
-        "--node-rank", "Rank of this node (static rendezvous).", int | None, min=0, metavar="N"
+        "Rank of this node (static rendezvous).", int | None, min=0, metavar="N"
     ),
-    "rdzv_backend": _torchrun("--rdzv-backend", "Rendezvous of several nodes: c10d, static."),
-    "rdzv_endpoint": _torchrun("--rdzv-endpoint", "HOST:PORT of the rendezvous."),
-    "rdzv_id": _torchrun("--rdzv-id", "Job id, the same on all nodes."),
-    "rdzv_conf": _torchrun("--rdzv-conf", "NAME=VALUE,... of the rendezvous."),
-    "master_addr": _torchrun("--master-addr", "Address of node 0 (static rendezvous)."),
-    "master_port": _torchrun(
-        "--master-port", "Port of node 0 (static rendezvous).", int | None, metavar="N"
-    ),
-    "standalone": _torchrun("--standalone", "Use this node only.", bool, False),
-    "max_restarts": _torchrun(
-        "--max-restarts", "Restarts after failures.", int, 0, min=0, metavar="N"
-    ),
+    "rdzv_backend": _torchrun("Rendezvous of several nodes: c10d, static."),
+    "rdzv_endpoint": _torchrun("HOST:PORT of the rendezvous."),
+    "rdzv_id": _torchrun("Job id, the same on all nodes."),
+    "rdzv_conf": _torchrun("NAME=VALUE,... of the rendezvous."),
+    "master_addr": _torchrun("Address of node 0 (static rendezvous)."),
+    "master_port": _torchrun("Port of node 0 (static rendezvous).", int | None, metavar="N"),
+    "standalone": _torchrun("Use this node only.", bool, False),
+    "max_restarts": _torchrun("Restarts after failures.", int, 0, min=0, metavar="N"),
     "monitor_interval": _torchrun(
-        "--monitor-interval", "Time between checks of the ranks.", float, 0.1, metavar="SECONDS"
+        "Time between checks of the ranks.", float, 0.1, metavar="SECONDS"
     ),
-    "local_ranks_filter": _torchrun(
-        "--local-ranks-filter", "Ranks whose output is shown, such as 0,1. Default: 0."
-    ),
-    "module": _torchrun(
-        "--module", "SCRIPT is a module, as in python -m.", bool, False, aliases=("-m",)
-    ),
-    "no_python": _torchrun("--no-python", "SCRIPT is any program.", bool, False),
+    "local_ranks_filter": _torchrun("Ranks whose output is shown, such as 0,1. Default: 0."),
+    "module": _torchrun("SCRIPT is a module, as in python -m.", bool, False, aliases=("-m",)),
+    "no_python": _torchrun("SCRIPT is any program.", bool, False),
     "unsupported_torchrun_option": Option(
-        str | None,
-        None,
-        "",
-        names=UNSUPPORTED_TORCHRUN_OPTIONS,
+        *(str | None, None, "", None, UNSUPPORTED_TORCHRUN_OPTIONS),
         more={"hidden": True, "callback": _refuse},
     ),
-    "plan": Option(
-        list[str] | None,
-        None,
-        "Plan field for nfold.Run; repeatable.",
-        LAUNCH,
-        names=("--plan",),
-        more={"metavar": "NAME=VALUE"},
-    ),
+    "plan": _list("Plan field for nfold.Run; repeatable.", LAUNCH, "NAME=VALUE"),
     "results": SHARED_OPTIONS["results"],
     "hang_timeout": SHARED_OPTIONS["hang_timeout"],
     "start_timeout": _seconds(
@@ -305,15 +256,13 @@ RUN_OPTIONS = {
 }
 
 REPORT_OPTIONS = {
-    "workload": Option(
-        str | None, None, "Report only this workload, for example cnn10.", argument=True
-    ),
+    "workload": _argument("Report only this workload, for example cnn10."),
     "results": SHARED_OPTIONS["results"],
     "html": _path("Write a self-contained page; - is standard output.", OUTPUT),
     "csv": _path("Write unrounded numbers; - is standard output.", OUTPUT),
     "md": _path("Write Markdown; - is standard output.", OUTPUT),
-    "cell": _value("--cell", "Cell whose telemetry the page shows.", OUTPUT, "ID"),
-    "field": _value("--report", f"Show as a field report: {REPORT_NAMES}.", OUTPUT, "NAME"),
+    "cell": _value("Cell whose telemetry the page shows.", OUTPUT, "ID"),
+    "field": _value(f"Show as a field report: {REPORT_NAMES}.", OUTPUT, "NAME", "--report"),
     "as_json": SHARED_OPTIONS["as_json"],
 }
 
@@ -343,9 +292,8 @@ class GroupedHelp(TyperCommand):
             if record is not None:
                 is_argument = parameter.param_type_name == "argument"
                 panel = getattr(parameter, "rich_help_panel", None)
-                panels.setdefault(panel or ("Arguments" if is_argument else "Options"), []).append(
-                    record
-                )
+                name = panel or ("Arguments" if is_argument else "Options")
+                panels.setdefault(name, []).append(record)
         for panel, records in panels.items():
             with formatter.section(panel):
                 formatter.write_dl(records)

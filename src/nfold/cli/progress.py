@@ -56,15 +56,10 @@ class RemainingTime:
     def __init__(
         self, estimates_s: Sequence[float], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._estimates_s = estimates_s
-        self._clock = clock
-        self._began = clock()
-        self._ended = self._began
+        self._estimates_s, self._clock = estimates_s, clock
+        self._began = self._ended = clock()
         self._finished = 0
-
-    @property
-    def total_runs(self) -> int:
-        return len(self._estimates_s)
+        self.total_runs = len(estimates_s)
 
     def record_finished(self) -> None:
         self._finished += 1
@@ -149,27 +144,40 @@ class StepTimer:
         return each * max(0, progress.total - progress.step)
 
 
-class EpochProgress:
+class FolderReader:
+    """Reads the samples of a run from its folder, so that no rank is interrupted."""
+
+    def __init__(self) -> None:
+        self._folder: HandoffFolder | None = None
+        self._changed_ns = 0
+
+    def started(self, folder: Path) -> None:
+        self._folder = HandoffFolder(folder)
+
+    def changed_folder(self) -> HandoffFolder | None:
+        """Return the folder if its samples have changed since the last call."""
+        changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
+        if changed_ns == self._changed_ns:
+            return None
+        self._changed_ns = changed_ns
+        return self._folder
+
+
+class EpochProgress(FolderReader):
     """Prints a line per finished epoch, and a live line with step, throughput and time left.
 
     ``total`` counts all epochs, ``before`` the epochs of an earlier run.
     """
 
     def __init__(self, screen: PlainScreen, total: int, before: int = 0) -> None:
-        self._screen = screen
-        self._total = total
-        self._printed_epochs = before
+        super().__init__()
+        self._screen, self._total, self._printed_epochs = screen, total, before
         self._step_timer = StepTimer()
-        self._folder: HandoffFolder | None = None
-        self._changed_ns = 0
-
-    def started(self, folder: Path) -> None:
-        """Read finished epochs from the folder of the run."""
-        self._folder = HandoffFolder(folder)
 
     def progress(self, progress: RunProgress) -> None:
         """Print newly finished epochs and update the live line."""
-        self.finished(self._read())
+        if folder := self.changed_folder():
+            self.finished(folder.read_epochs())
         words = [
             f"epoch {min(self._printed_epochs + 1, self._total)}/{self._total}",
             describe_progress(progress),
@@ -181,20 +189,10 @@ class EpochProgress:
 
     def finished(self, epochs: Sequence[Epoch]) -> None:
         """Print the epochs that are not printed yet."""
-        for number, epoch in enumerate(
-            epochs[self._printed_epochs :], start=self._printed_epochs + 1
-        ):
-            self._screen.print_line(format_epoch(number, self._total, epoch))
-        self._printed_epochs = max(self._printed_epochs, len(epochs))
-
-    def _read(self) -> Sequence[Epoch]:
-        if self._folder is None:
-            return ()
-        changed_ns = self._folder.samples_mtime_ns()
-        if changed_ns == self._changed_ns:
-            return ()
-        self._changed_ns = changed_ns
-        return self._folder.read_epochs()
+        for number, epoch in enumerate(epochs, start=1):
+            if number > self._printed_epochs:
+                self._screen.print_line(format_epoch(number, self._total, epoch))
+                self._printed_epochs = number
 
 
 @dataclass(frozen=True)
@@ -239,34 +237,20 @@ def format_steps(windows: Sequence[CompletedWindow]) -> str:
     )
 
 
-class StepProgress:
-    """Prints a line per ``every`` steps, at the end of a timed window; 0: none.
-
-    Reads finished windows from files, so that no rank is interrupted.
-    """
+class StepProgress(FolderReader):
+    """Prints a line per ``every`` steps, at the end of a timed window; 0: none."""
 
     def __init__(self, screen: PlainScreen, every: int) -> None:
-        self._screen = screen
-        self._every = every
-        self._printed = 0
-        self._folder: HandoffFolder | None = None
-        self._changed_ns = 0
-
-    def started(self, folder: Path) -> None:
-        """Read finished windows from the folder of the run."""
-        self._folder = HandoffFolder(folder) if self._every else None
+        super().__init__()
+        self._screen, self._every, self._printed = screen, every, 0
 
     def progress(self, progress: RunProgress) -> None:
         """Print the lines that are complete since the last call."""
         del progress
-        changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
-        if self._folder is None or changed_ns == self._changed_ns:
-            return
-        self._changed_ns = changed_ns
-        self.print_completed(self._folder.read_samples())
+        if self._every and (folder := self.changed_folder()):
+            self._print_completed(folder.read_samples())
 
-    def print_completed(self, ranks: Sequence[RankSamples]) -> None:
-        """Print the lines that are complete in the samples of the ranks."""
+    def _print_completed(self, ranks: Sequence[RankSamples]) -> None:
         windows = completed_windows(ranks)
         end = self._printed
         for number in range(self._printed + 1, len(windows) + 1):
@@ -278,7 +262,7 @@ class StepProgress:
     def finished(self, ranks: Sequence[RankSamples]) -> None:
         """Print the remaining windows, also if they have fewer steps than ``every``."""
         if self._every:
-            self.print_completed(ranks)
+            self._print_completed(ranks)
             remaining = completed_windows(ranks)[self._printed :]
             if remaining:
                 self._screen.print_line(format_steps(remaining))
@@ -310,11 +294,8 @@ class ExplainProgress(ExperimentEvents):
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         self._running = True
         more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
-        now = (
-            "inspecting"
-            if trials[0].plan.batch is None
-            else f"measuring {self._name(trials[0])}{more}"
-        )
+        inspects = trials[0].plan.batch is None
+        now = "inspecting" if inspects else f"measuring {self._name(trials[0])}{more}"
         self._screen.show_live(
             terminal_safe(f"So far: {self._known}"),
             terminal_safe(f"{format_short_duration(remaining_s)} left · {now}"),
@@ -331,9 +312,8 @@ class ExplainProgress(ExperimentEvents):
             return  # the error message of a failed probe run follows
         for failed in [one for one in found if one.status not in ("ok", "interrupted")][:1]:
             text = failed.cause.text if failed.cause else "no error message"
-            self._screen.print_line(
-                terminal_safe(f"{self._name(trials[0])}: {failed.status}: {text}")
-            )
+            line = f"{self._name(trials[0])}: {failed.status}: {text}"
+            self._screen.print_line(terminal_safe(line))
 
     def updated(self, remaining_s: float) -> None:
         """Show the preliminary conclusion after new results."""

@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from nfold.analysis.part_timings import part_timings
-from nfold.analysis.sections import check_cell, group_sections, load_measurements
+from nfold.analysis.sections import (
+    check_cell,
+    group_sections,
+    headline_sentences,
+    load_measurements,
+)
 from nfold.cli import render, terminal
 from nfold.cli.render import TextTable
 from nfold.core.errors import ExtraMissing, UsageError
 from nfold.fieldreports.catalog import build_field_report
-from nfold.report import operation_parts, tables
+from nfold.report import tables
 from nfold.report.export import measurements_document
-from nfold.report.summary_sentences import headline_sentences
 from nfold.report.writer import ReportContent, write_files
 
 if TYPE_CHECKING:
@@ -47,7 +51,8 @@ def run_report(
     field_report = None if field is None else build_field_report(field, measured)
     if cell is not None:
         check_cell(sections, cell)
-    to_stdout = [name for name, path in _named(html, csv, md).items() if path == STDOUT]
+    named = {"html": html, "csv": csv, "md": md}
+    to_stdout = [form for form, path in named.items() if path == STDOUT]
     if len(to_stdout) + as_json > 1:
         options = ", ".join([*(f"--{name} -" for name in to_stdout), *["--json"] * as_json])
         raise UsageError(f"{options}: only one can be standard output; next: name a file")
@@ -57,26 +62,18 @@ def run_report(
         typer.echo(json.dumps(measurements_document(measured) | more, indent=2))
     elif not (html or csv or md):
         print_sections(sections, terminal.make_console(), field_report)
-        _write_page(content, results / f"{field or 'report'}.html")
+        try:
+            (written,) = write_files(content, {"html": results / f"{field or 'report'}.html"})
+            typer.echo(f"Wrote {written}")
+        except ExtraMissing as error:
+            render.print_note(f"no HTML report: {error}")
     if to_stdout:
         (form,) = to_stdout
         sys.stdout.write(content.text(form))
-    files = {k: v for k, v in _named(html, csv, md).items() if v is not None and v != STDOUT}
+    files = {form: path for form, path in named.items() if path is not None and path != STDOUT}
     for path in write_files(content, files):
         if not as_json:
             typer.echo(f"Wrote {path}", err=bool(to_stdout))
-
-
-def _named(html: Path | None, csv: Path | None, md: Path | None) -> dict[str, Path | None]:
-    return {"html": html, "csv": csv, "md": md}
-
-
-def _write_page(content: ReportContent, page: Path) -> None:
-    try:
-        (written,) = write_files(content, {"html": page})
-        typer.echo(f"Wrote {written}")
-    except ExtraMissing as error:
-        render.print_note(f"no HTML report: {error}")
 
 
 def save_report(
@@ -124,9 +121,9 @@ def print_sections(
         weights = [*[100.0] * len(table.axes), *(float(c.weight) for c in table.columns)]
         render.print_table(console, TextTable(heads=heads, rows=rows, weights=weights))
         render.print_notes(console, table.notes)
-        parts = operation_parts.parts_table(timings)
+        parts = tables.parts_table(timings)
         if parts is not None:
-            heads, rows = operation_parts.flatten_parts_table(parts, compact=True)
+            heads, rows = tables.flatten_parts_table(parts, compact=True)
             render.print_table(console, TextTable(heads=heads, rows=rows))
             render.print_notes(console, parts.notes)
 

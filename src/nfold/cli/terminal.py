@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,20 +11,15 @@ if TYPE_CHECKING:
 CONSOLE_WIDTH = 100
 
 
-def make_console(*, plain: bool = False, stderr: bool = False) -> Console:
+def make_console(*, plain: bool = False) -> Console:
     """Return a console of at most 100 columns; of exactly 100 if the output is piped.
 
     ``plain`` turns off all styles.
     """
     from rich.console import Console
 
-    console = Console(
-        highlight=False,
-        markup=False,
-        emoji=False,
-        color_system=None if plain else "auto",
-        stderr=stderr,
-    )
+    colours: Any = None if plain else "auto"
+    console = Console(highlight=False, markup=False, emoji=False, color_system=colours)
     if not console.is_terminal or console.width > CONSOLE_WIDTH:
         console.width = CONSOLE_WIDTH
     return console
@@ -40,12 +34,7 @@ class PlainScreen:
     def __enter__(self) -> PlainScreen:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def print_line(self, line: str) -> None:
@@ -76,12 +65,7 @@ class LiveScreen(PlainScreen):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def print_line(self, line: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from nfold.analysis import cell_labels
-from nfold.analysis.comparison import CellResult
+from nfold.analysis.comparison import BASELINE_DIFFERENCES, CellResult
 from nfold.core.format import NO_NUMBER, format_duration, format_number, format_ratio, pluralize
+from nfold.core.stats import Interval
 from nfold.fieldreports import sheets
 from nfold.fieldreports.sheets import (
     BLANK_ENTRY,
@@ -18,7 +20,6 @@ from nfold.fieldreports.sheets import (
     device_counts,
     differing_self_explanatory_axes,
     select_workloads,
-    text_entry,
 )
 
 MODELS = ("cnn10", "wide_resnet")
@@ -46,11 +47,9 @@ def _lengths(mine: Sequence[CellResult]) -> list[str]:
 
 
 def _tables(mine: Sequence[CellResult]) -> list[Sheet]:
-    named: dict[str, list[CellResult]] = {name: [] for name in MODELS}
-    for result in mine:
-        named[result.cell.first.workload.name].append(result)
     made = []
-    for name, results in named.items():
+    for name in MODELS:
+        results = select_workloads(mine, name)
         workloads = dict.fromkeys(str(r.cell.first.workload) for r in results)
         for place, workload in enumerate(workloads or {name: None}):
             own = [r for r in results if str(r.cell.first.workload) == workload]
@@ -67,11 +66,11 @@ def _table(workload: str, own: Sequence[CellResult], reported: str | None) -> Sh
     for batch in sorted(before | {r.batch for r in own}):
         if reported and batch in before:
             entries = [_reported(reported, batch, n) for n in counts]
-            rows.add(text_entry(batch), text_entry("then: PyTorch, dp"), *entries)
+            rows.add(batch, "then: PyTorch, dp", *entries)
         now = [r for r in own if r.batch == batch]
         for way, cells in _rows(now, differing_self_explanatory_axes(own) if own else ()).items():
             entries = [_measured_entry(rows, cells.get(n)) for n in counts]
-            rows.add(text_entry(batch), text_entry(f"now: {way}"), *entries)
+            rows.add(batch, f"now: {way}", *entries)
     return rows.build()
 
 
@@ -93,16 +92,13 @@ def _strategy_of(result: CellResult) -> tuple[str, str, int]:
 def _configurations(
     result: CellResult, cells: Sequence[CellResult], differing: Sequence[str]
 ) -> list[str]:
-    if result.devices > 1:
-        return [_configuration(result, result.plan.strategy, differing)]
-    fits = [other for other in cells if other.devices > 1 and _same(result, other)]
-    ways = dict.fromkeys(_configuration(result, other.plan.strategy, differing) for other in fits)
-    return list(ways) or [_configuration(result, result.plan.strategy, differing)]
-
-
-def _same(one: CellResult, other: CellResult) -> bool:
-    free = {"devices", "strategy", "workers", "cores_per_device"}
-    return set(one.plan.diff(other.plan)) <= free
+    fits = [
+        other
+        for other in cells
+        if other.devices > 1 and set(result.plan.diff(other.plan)) <= {*BASELINE_DIFFERENCES}
+    ]
+    among = [result] if result.devices > 1 or not fits else fits
+    return list(dict.fromkeys(_configuration(result, o.plan.strategy, differing) for o in among))
 
 
 def _configuration(result: CellResult, strategy: str | None, differing: Sequence[str]) -> str:
@@ -117,7 +113,7 @@ def _reported(name: str, batch: int, devices: int) -> SheetEntry:
     cell = sheets.CIFAR_CELLS[name, batch, devices]
     if cell is None:
         return SheetEntry(text="out of memory", value={"status": "oom"})
-    return _numbers(cell.first_s, cell.later_s, cell.total_s, cell.accuracy)
+    return _numbers(*cell)
 
 
 def _measured_entry(rows: SheetBuilder, result: CellResult | None) -> SheetEntry:
@@ -147,41 +143,26 @@ def _sentences(mine: Sequence[CellResult]) -> list[str]:
         own = [r for r in mine if str(r.cell.first.workload) == workload]
         words = differing_self_explanatory_axes(own)
         most = max((r.devices for r in own if r.comparison), default=0)
-        lines: dict[str, list[CellResult]] = {}
+        lines: dict[str, list[tuple[CellResult, Interval]]] = {}
         for result in sorted(own, key=lambda r: (*_strategy_of(r), r.batch)):
-            if result.comparison is not None and result.devices == most:
+            if result.speedup is not None and result.devices == most:
                 way = _configuration(result, result.plan.strategy, words)
-                lines.setdefault(way, []).append(result)
+                lines.setdefault(way, []).append((result, result.speedup))
         found += [_over_batches(workload, way, line) for way, line in lines.items()]
     return found
 
 
-def _over_batches(workload: str, way: str, line: Sequence[CellResult]) -> str:
-    ends = [line[0]] if len(line) == 1 else [line[0], line[-1]]
-    speedups = " and ".join(f"{format_ratio(_speedup(r))} one at batch {r.batch:,}" for r in ends)
-    text = f"{workload}, {way}: {pluralize(line[0].devices, 'device')} are {speedups}"
-    winning = _winning_from(line)
-    if winning is None:
+def _over_batches(workload: str, way: str, line: Sequence[tuple[CellResult, Interval]]) -> str:
+    ends = line[:1] if len(line) == 1 else [line[0], line[-1]]
+    speedups = " and ".join(f"{format_ratio(s.value)} one at batch {r.batch:,}" for r, s in ends)
+    first = line[0][0]
+    text = f"{workload}, {way}: {pluralize(first.devices, 'device')} are {speedups}"
+    winning = list(takewhile(lambda one: _is_significant(one[1]), reversed(line)))
+    if not winning:
         return f"{text}; at no batch is the speedup significant."
-    return (
-        f"{text}."
-        if winning == line[0].batch
-        else f"{text}; significantly faster from batch {winning:,} on."
-    )
+    batch = winning[-1][0].batch
+    return f"{text}{f'; significantly faster from batch {batch:,} on' * (batch != first.batch)}."
 
 
-def _winning_from(line: Sequence[CellResult]) -> int | None:
-    winning = None
-    for result in reversed(line):
-        comparison = result.comparison
-        assert comparison is not None
-        low = comparison.speedup.low
-        if (comparison.speedup.value if low is None else low) <= 1:
-            break
-        winning = result.batch
-    return winning
-
-
-def _speedup(result: CellResult) -> float:
-    assert result.comparison is not None
-    return result.comparison.speedup.value
+def _is_significant(speedup: Interval) -> bool:
+    return (speedup.value if speedup.low is None else speedup.low) > 1

@@ -10,7 +10,6 @@ from nfold.core.format import format_number, format_percent, format_ratio, join_
 from nfold.fieldreports import sheets as sheets_module
 from nfold.fieldreports.sheets import (
     BLANK_ENTRY,
-    NO_NUMBER_ENTRY,
     FieldReport,
     Sheet,
     SheetBuilder,
@@ -19,8 +18,6 @@ from nfold.fieldreports.sheets import (
     interval_entry,
     number_entry,
     select_workloads,
-    text_entry,
-    workload_parameters,
 )
 
 END_TO_END, COPY_ONLY, FIRST_CALL = "end to end", "copy only", "first call"
@@ -64,10 +61,9 @@ def conv2d_report(found: Sequence[CellResult]) -> FieldReport:
 
 
 def _of(found: Sequence[CellResult], framework: str) -> list[CellResult]:
-    def known(result: CellResult) -> str:
-        return result.plan.framework if result.plan.framework in OTHER_FRAMEWORKS else TORCH
-
-    return [result for result in found if known(result) == framework]
+    if framework == TORCH:
+        return [result for result in found if result.plan.framework not in OTHER_FRAMEWORKS]
+    return [result for result in found if result.plan.framework == framework]
 
 
 def _published_problem(found: Sequence[CellResult]) -> dict[int, CellResult]:
@@ -76,12 +72,8 @@ def _published_problem(found: Sequence[CellResult]) -> dict[int, CellResult]:
 
 
 def _problem(result: CellResult) -> tuple[int, ...]:
-    chosen = workload_parameters(result)
+    chosen = dict(result.cell.first.workload.parameters)
     return tuple(chosen.get(name, default) for name, default in DEFAULTS.items())
-
-
-def _problem_and_images(result: CellResult) -> tuple[int, ...]:
-    return (*_problem(result), result.batch)
 
 
 def _by_devices(found: Sequence[CellResult]) -> dict[int, CellResult]:
@@ -110,18 +102,15 @@ def _parts(published: dict[int, CellResult], timed: dict[int, dict[str, PartTimi
     rows = SheetBuilder("The whole batch by number of devices [ms]", ["devices", *map(str, counts)])
     for card, values in sheets_module.CONV2D_MS.items():
         known = dict(zip(reported, values, strict=True))
-        rows.add(
-            text_entry(f"then: {card}, one call"), *(number_entry(known.get(n)) for n in counts)
-        )
+        rows.add(f"then: {card}, one call", *(number_entry(known.get(n)) for n in counts))
     failed = {n: result for n, result in published.items() if not result.succeeded}
     names = dict.fromkeys(n for one in timed.values() for n, t in one.items() if not t.baseline)
     for name in names:
         found = {n: one[name] for n, one in timed.items() if name in one}
-        entries = [interval_entry(found[n].ms) if n in found else NO_NUMBER_ENTRY for n in counts]
-        rows.add(text_entry(f"now: {name}"), *entries)
+        rows.add(f"now: {name}", *(_milliseconds(found.get(n)) for n in counts))
     if failed:
         entries = [rows.failure_entry(failed[n]) if n in failed else BLANK_ENTRY for n in counts]
-        rows.add(text_entry("now: no result"), *entries)
+        rows.add("now: no result", *entries)
     return rows.build()
 
 
@@ -129,14 +118,8 @@ def _cpu(timed: dict[int, dict[str, PartTiming]]) -> Sheet:
     rows = SheetBuilder("The batch on the CPU, without the devices [ms]", ["", "then", "now"])
     now = _baselines(timed)
     for name in dict.fromkeys([CONVOLVE2D, *now]):
-        before = (
-            number_entry(sheets_module.CONVOLVE2D_MS) if name == CONVOLVE2D else NO_NUMBER_ENTRY
-        )
-        rows.add(
-            text_entry(name),
-            before,
-            interval_entry(now[name].ms) if name in now else NO_NUMBER_ENTRY,
-        )
+        before = sheets_module.CONVOLVE2D_MS if name == CONVOLVE2D else None
+        rows.add(name, number_entry(before), _milliseconds(now.get(name)))
     return rows.build()
 
 
@@ -151,25 +134,27 @@ def _baselines(timed: dict[int, dict[str, PartTiming]]) -> dict[str, PartTiming]
 
 def _problems(torch_cells: Sequence[CellResult]) -> Sheet:
     counts = device_counts(torch_cells)
-    heads = [
-        "filter",
-        "channels",
-        "images",
-        "what",
-        *(f"{pluralize(n, 'device')} [ms]" for n in counts),
-    ]
-    rows = SheetBuilder(
-        "Larger filters, more channels, and copies only", [*heads, "most / 1 device"]
-    )
-    for width, channels, copied, images in dict.fromkeys(map(_problem_and_images, torch_cells)):
-        at = _by_devices(
-            [r for r in torch_cells if _problem_and_images(r) == (width, channels, copied, images)]
-        )
+    heads = ["filter", "channels", "images", "what", *_in_ms(counts), "most / 1 device"]
+    rows = SheetBuilder("Larger filters, more channels, and copies only", heads)
+    for (width, channels, copied, images), at in _by_problem(torch_cells).items():
         whole = {n: _fastest_end_to_end(_timed(result)) for n, result in at.items()}
         what = "copy there and back" if copied else "end to end"
         entries = [_time(rows, at.get(n), whole.get(n)) for n in counts]
-        rows.add(*map(text_entry, (width, channels, images, what)), *entries, _gain(whole))
+        ratio = _ratio(whole)
+        gain = number_entry(ratio and ratio[1], format_ratio)
+        rows.add(width, channels, images, what, *entries, gain)
     return rows.build()
+
+
+def _in_ms(counts: Sequence[int]) -> list[str]:
+    return [f"{pluralize(n, 'device')} [ms]" for n in counts]
+
+
+def _by_problem(torch_cells: Sequence[CellResult]) -> dict[tuple[int, ...], dict[int, CellResult]]:
+    alike: dict[tuple[int, ...], list[CellResult]] = {}
+    for result in torch_cells:
+        alike.setdefault((*_problem(result), result.batch), []).append(result)
+    return {problem: _by_devices(results) for problem, results in alike.items()}
 
 
 def _same_problem(
@@ -181,19 +166,18 @@ def _same_problem(
 
 def _frameworks(compared: dict[str, dict[int, CellResult]]) -> Sheet:
     counts = device_counts([result for cells in compared.values() for result in cells.values()])
-    heads = ["framework", "part", *(f"{pluralize(n, 'device')} [ms]" for n in counts)]
-    rows = SheetBuilder("The same batch in other frameworks", heads)
+    rows = SheetBuilder(
+        "The same batch in other frameworks", ["framework", "part", *_in_ms(counts)]
+    )
     for name, cells in compared.items():
         timed = {n: _timed(result) for n, result in cells.items()}
         parts = dict.fromkeys(part for one in timed.values() for part in one)
         for part in (part for part in parts if part.startswith(COMPARED_PARTS)):
             found = {n: one.get(part) for n, one in timed.items()}
             entries = [_time(rows, cells.get(n), found.get(n)) for n in counts]
-            rows.add(text_entry(name), text_entry(part), *entries)
+            rows.add(name, part, *entries)
         if not parts:
-            rows.add(
-                text_entry(name), BLANK_ENTRY, *(_time(rows, cells.get(n), None) for n in counts)
-            )
+            rows.add(name, "", *(_time(rows, cells.get(n), None) for n in counts))
     return rows.build()
 
 
@@ -212,16 +196,11 @@ def _libraries(compared: dict[str, dict[int, CellResult]]) -> str:
 def _time(rows: SheetBuilder, result: CellResult | None, whole: PartTiming | None) -> SheetEntry:
     if result is not None and not result.succeeded:
         return rows.failure_entry(result)
-    return interval_entry(whole.ms) if whole else NO_NUMBER_ENTRY
+    return _milliseconds(whole)
 
 
-def _gain(whole: dict[int, PartTiming | None]) -> SheetEntry:
-    ratio = _ratio(whole)
-    return (
-        NO_NUMBER_ENTRY
-        if ratio is None
-        else SheetEntry(text=format_ratio(ratio[1]), value=ratio[1])
-    )
+def _milliseconds(timing: PartTiming | None) -> SheetEntry:
+    return interval_entry(timing.ms if timing else None)
 
 
 def _ratio(whole: dict[int, PartTiming | None]) -> tuple[int, float] | None:
@@ -240,8 +219,8 @@ def _first_call_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
     ratio = first / later
     verdict = "; a single timed call mostly measures the start" if ratio >= FIRST_CALL_RATIO else ""
     return (
-        f"On {pluralize(n, 'device')} the first call takes {format_number(first)} ms, {format_number(ratio)}× a "
-        f"later one ({format_number(later)} ms){verdict}."
+        f"On {pluralize(n, 'device')} the first call takes {format_number(first)} ms, "
+        f"{format_number(ratio)}× a later one ({format_number(later)} ms){verdict}."
     )
 
 
@@ -250,12 +229,11 @@ def _scaling(timed: dict[int, dict[str, PartTiming]]) -> str:
     if whole is None:
         return ""
     convolution = _ratio({n: one.get("convolution, warm cache") for n, one in timed.items()})
-    more = (
-        f", the convolution without its copies {format_ratio(convolution[1])}"
-        if convolution
-        else ""
-    )
-    return f"{pluralize(whole[0], 'device')} are {format_ratio(whole[1])} as fast as one end to end{more}."
+    more = ""
+    if convolution is not None:
+        more = f", the convolution without its copies {format_ratio(convolution[1])}"
+    devices, ratio = pluralize(whole[0], "device"), format_ratio(whole[1])
+    return f"{devices} are {ratio} as fast as one end to end{more}."
 
 
 def _copy_sentence(timed: dict[int, dict[str, PartTiming]]) -> str:
@@ -277,19 +255,16 @@ def _peer(timed: dict[int, dict[str, PartTiming]]) -> str:
         return ""
     best = min(peers.values(), key=lambda timing: timing.ms.value)
     ratio = best.ms.value / whole.ms.value
-    verdict = (
-        f"{format_number(ratio)}× the time of"
-        if ratio >= 1
-        else f"{format_ratio(ratio)} the time of"
+    times = f"{format_number(ratio)}×" if ratio >= 1 else format_ratio(ratio)
+    return (
+        f"{best.part} takes {format_number(best.ms.value)} ms, {times} the time of one device "
+        "end to end."
     )
-    return f"{best.part} takes {format_number(best.ms.value)} ms, {verdict} one device end to end."
 
 
 def _larger_problem_sentence(torch_cells: Sequence[CellResult]) -> str:
     gains = []
-    for posed in dict.fromkeys(map(_problem_and_images, torch_cells)):
-        width, channels, copied, _ = posed
-        at = _by_devices([r for r in torch_cells if _problem_and_images(r) == posed])
+    for (width, channels, copied, _), at in _by_problem(torch_cells).items():
         ratio = _ratio({n: _fastest_end_to_end(_timed(result)) for n, result in at.items()})
         if ratio and not copied and (width, channels) != (3, 1):
             gains.append(

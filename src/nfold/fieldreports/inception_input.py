@@ -21,7 +21,6 @@ from nfold.fieldreports.sheets import (
     differing_axes,
     group_by_batch,
     select_workloads,
-    text_entry,
 )
 
 
@@ -46,12 +45,10 @@ def _table(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> Sheet:
     for place in ("cpu", "device"):
         reported = [sheets.INCEPTION_RATES.get((place, n)) for n in counts]
         entries = [_reported(*pair) if pair else BLANK_ENTRY for pair in reported]
-        rows.add(text_entry(f"then: distortion on {place}"), text_entry("32"), *entries)
+        rows.add(f"then: distortion on {place}", "32", *entries)
     for group in groups:
         entries = [_measured_entry(rows, group.cells.get(n)) for n in counts]
-        rows.add(
-            text_entry(f"now: {_configuration(group, mine)}"), text_entry(group.batch), *entries
-        )
+        rows.add(f"now: {_configuration(group, mine)}", group.batch, *entries)
     return rows.build()
 
 
@@ -82,15 +79,9 @@ def _measured_entry(rows: SheetBuilder, result: CellResult | None) -> SheetEntry
 def _configuration(group: DeviceGroup, mine: Sequence[CellResult]) -> str:
     first = group.smallest.cell.first
     others = [axis for axis in differing_axes(mine) if axis not in ("augment", *GROUP_DIFFERENCES)]
-    named = " · ".join(
-        _name_axis_value(first.plan, axis, cell_labels.cell_label(first, [axis])) for axis in others
-    )
-    where = f"distortion on {first.plan.augment}"
-    return f"{where} · {named}" if named else where
-
-
-def _name_axis_value(plan: object, axis: str, label: str) -> str:
-    return f"{axis} on {getattr(plan, axis)}" if axis == "decode" else label
+    decode = f"decode on {first.plan.decode}"
+    named = [decode if a == "decode" else cell_labels.cell_label(first, [a]) for a in others]
+    return " · ".join([f"distortion on {first.plan.augment}", *filter(None, named)])
 
 
 def _placements(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> list[str]:
@@ -118,18 +109,16 @@ def _is_counterpart(group: DeviceGroup, other: DeviceGroup) -> bool:
 
 
 def _scalings(mine: Sequence[CellResult], groups: Sequence[DeviceGroup]) -> list[str]:
-    scaled = [g for g in groups if g.largest.comparison is not None and g.largest.samples_per_s]
-    if not scaled:
-        return []
-    ends = sorted(
-        scaled, key=lambda g: g.largest.samples_per_s.value if g.largest.samples_per_s else 0.0
-    )
-    found = []
-    for word, group in {"slowest": ends[0], "fastest": ends[-1]}.items():
-        comparison = group.largest.comparison
-        assert comparison is not None
-        found.append(
-            f"The {word} on {pluralize(group.largest.devices, 'device')}, {_configuration(group, mine)}: "
-            f"{format_ratio(comparison.speedup.value)} one device."
-        )
-    return found if len(ends) > 1 else found[:1]
+    scaled = [
+        (rate.value, speedup, group)
+        for group in groups
+        if (speedup := group.largest.speedup) and (rate := group.largest.samples_per_s)
+    ]
+    scaled.sort(key=lambda one: one[0])
+    ends = [("slowest", *scaled[0])] if scaled else []
+    ends += [("fastest", *scaled[-1])] if len(scaled) > 1 else []
+    return [
+        f"The {word} on {pluralize(group.largest.devices, 'device')}, "
+        f"{_configuration(group, mine)}: {format_ratio(speedup.value)} one device."
+        for word, _, speedup, group in ends
+    ]

@@ -12,27 +12,18 @@ from nfold.core.format import format_range, format_ratio, pluralize
 from nfold.core.stats import Interval
 from nfold.fieldreports import sheets
 from nfold.fieldreports.sheets import (
-    BLANK_ENTRY,
-    NO_NUMBER_ENTRY,
     FieldReport,
     Sheet,
     SheetBuilder,
-    SheetEntry,
     interval_entry,
     select_workloads,
-    text_entry,
 )
 
 CHANNELS_FIRST, CHANNELS_LAST = "channels_first", "channels_last"
 MODEL_ORDER = ("cnn10", "wide_resnet", "inception_v3", "mnist", "digits")
 HEADS = (
-    "model",
-    "",
-    "precision",
-    "devices",
-    "batch",
-    f"{CHANNELS_FIRST} [images/s]",
-    f"{CHANNELS_LAST} [images/s]",
+    *("model", "", "precision", "devices", "batch"),
+    *(f"{layout} [images/s]" for layout in (CHANNELS_FIRST, CHANNELS_LAST)),
     "first / last",
 )
 
@@ -42,7 +33,10 @@ LayoutComparison = tuple[LayoutPair, Interval | None]  # a pair and its ratio, i
 
 def layout_report(found: Sequence[CellResult]) -> FieldReport:
     """Build the table of images/s of both layouts and their ratio."""
-    pairs = [(pair, _ratio(pair)) for pair in _pairs(select_workloads(found, *MODEL_ORDER))]
+    pairs = [
+        (pair, throughput_ratio(pair[CHANNELS_FIRST].cell, pair[CHANNELS_LAST].cell))
+        for pair in _pairs(select_workloads(found, *MODEL_ORDER))
+    ]
     return FieldReport(
         name="layout",
         title="channels_first against channels_last",
@@ -58,13 +52,12 @@ def _pairs(mine: Sequence[CellResult]) -> list[LayoutPair]:
     for result in mine:
         key = tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
         grouped[key][str(result.plan.layout)] = result
-    both = [pair for pair in grouped.values() if len(pair) == 2]
-    return sorted(both, key=_order)
 
+    def order(pair: LayoutPair) -> tuple[str, str, str, int, int]:
+        first = pair[CHANNELS_FIRST]
+        return (*_name(first), first.devices, first.batch)
 
-def _order(pair: LayoutPair) -> tuple[str, str, str, int, int]:
-    first = pair[CHANNELS_FIRST]
-    return (*_name(first), first.devices, first.batch)
+    return sorted((pair for pair in grouped.values() if len(pair) == 2), key=order)
 
 
 def _name(result: CellResult) -> tuple[str, str, str]:
@@ -77,25 +70,17 @@ def _name(result: CellResult) -> tuple[str, str, str]:
 def _table(pairs: Sequence[LayoutComparison]) -> Sheet:
     rows = SheetBuilder("images/s of the two layouts and their ratio", HEADS)
     for model, gain in sheets.LAYOUT_GAINS.items():
-        places = map(text_entry, (model, "then: TensorFlow/Keras", "fp32", 1))
-        rows.add(*places, BLANK_ENTRY, BLANK_ENTRY, BLANK_ENTRY, text_entry(gain))
+        rows.add(model, "then: TensorFlow/Keras", "fp32", 1, "", "", "", gain)
     for pair, ratio in pairs:
         first = pair[CHANNELS_FIRST]
         model, framework, precision = _name(first)
-        places = map(
-            text_entry, (model, f"now: {framework}", precision, first.devices, first.batch)
-        )
-        rates = [_rate(rows, pair[layout]) for layout in (CHANNELS_FIRST, CHANNELS_LAST)]
-        rows.add(*places, *rates, interval_entry(ratio, 2, "×") if ratio else NO_NUMBER_ENTRY)
+        places = (model, f"now: {framework}", precision, first.devices, first.batch)
+        rates = [
+            interval_entry(one.samples_per_s) if one.succeeded else rows.failure_entry(one)
+            for one in (first, pair[CHANNELS_LAST])
+        ]
+        rows.add(*places, *rates, interval_entry(ratio, 2, "×"))
     return rows.build()
-
-
-def _rate(rows: SheetBuilder, result: CellResult) -> SheetEntry:
-    return interval_entry(result.samples_per_s) if result.succeeded else rows.failure_entry(result)
-
-
-def _ratio(pair: LayoutPair) -> Interval | None:
-    return throughput_ratio(pair[CHANNELS_FIRST].cell, pair[CHANNELS_LAST].cell)
 
 
 def _sentences(pairs: Sequence[LayoutComparison]) -> list[str]:

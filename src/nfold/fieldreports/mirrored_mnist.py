@@ -11,7 +11,6 @@ from nfold.analysis.comparison import CellResult
 from nfold.core.format import format_duration, format_ratio, join_words, pluralize
 from nfold.fieldreports import sheets
 from nfold.fieldreports.sheets import (
-    BLANK_ENTRY,
     NO_NUMBER_ENTRY,
     FieldReport,
     Sheet,
@@ -21,19 +20,11 @@ from nfold.fieldreports.sheets import (
     interval_entry,
     number_entry,
     select_workloads,
-    text_entry,
 )
 
 HEADS = (
-    "",
-    "devices",
-    "batch (each)",
-    "accuracy",
-    "time",
-    "steps",
-    "ms/step",
-    "images/s",
-    "speedup",
+    *("", "devices", "batch (each)", "accuracy", "time"),
+    *("steps", "ms/step", "images/s", "speedup"),
 )
 
 
@@ -57,48 +48,34 @@ def _order(result: CellResult) -> tuple[str, str, int, int]:
 
 def _table(mine: Sequence[CellResult]) -> Sheet:
     rows = SheetBuilder("Accuracy and time", HEADS)
-    for row in sheets.MNIST_ROWS:
-        batch = row.devices * row.batch_per_device
+    for devices, each, accuracy, seconds in sheets.MNIST_ROWS:
         rows.add(
-            text_entry("then: TensorFlow 1"),
-            text_entry(row.devices),
-            text_entry(f"{batch:,} ({row.batch_per_device})"),
-            number_entry(row.accuracy, 4),
-            SheetEntry(text=format_duration(row.seconds), value=row.seconds),
-            text_entry(sheets.MNIST_STEPS),
-            number_entry(1e3 * row.seconds / sheets.MNIST_STEPS),
-            number_entry(batch * sheets.MNIST_STEPS / row.seconds),
+            *("then: TensorFlow 1", devices, f"{devices * each:,} ({each})"),
+            number_entry(accuracy, "{:.4f}".format),
+            number_entry(seconds, format_duration),
+            sheets.MNIST_STEPS,
+            number_entry(1e3 * seconds / sheets.MNIST_STEPS),
+            number_entry(devices * each * sheets.MNIST_STEPS / seconds),
         )
     for result in mine:
         rows.add(*_row(rows, result, _configuration(result, mine)))
     return rows.build()
 
 
-def _row(rows: SheetBuilder, result: CellResult, who: str) -> list[SheetEntry]:
-    batch = text_entry(f"{result.batch:,} ({result.batch // result.devices})")
-    first = [text_entry(f"now: {who}"), text_entry(result.devices), batch]
+def _row(rows: SheetBuilder, result: CellResult, who: str) -> list[SheetEntry | str | int]:
+    batch = f"{result.batch:,} ({result.batch // result.devices})"
     if not result.succeeded:
-        return [*first, rows.failure_entry(result)]
-    steps, seconds = _steps(result), result.training_s
+        return [f"now: {who}", result.devices, batch, rows.failure_entry(result)]
+    steps, seconds, speedup = _steps(result), result.training_s, result.speedup
     return [
-        *first,
+        *(f"now: {who}", result.devices, batch),
         interval_entry(result.accuracy, 4),
-        NO_NUMBER_ENTRY
-        if seconds is None
-        else SheetEntry(text=format_duration(seconds), value=seconds),
-        text_entry(steps) if steps else NO_NUMBER_ENTRY,
-        number_entry(1e3 * seconds / steps) if seconds and steps else NO_NUMBER_ENTRY,
+        number_entry(seconds, format_duration),
+        steps or NO_NUMBER_ENTRY,
+        number_entry(1e3 * seconds / steps if seconds and steps else None),
         interval_entry(result.samples_per_s),
-        _speedup(result),
+        SheetEntry(text=format_ratio(speedup.value), value=speedup) if speedup else "",
     ]
-
-
-def _speedup(result: CellResult) -> SheetEntry:
-    if result.comparison is None:
-        return BLANK_ENTRY
-    return SheetEntry(
-        text=f"{format_ratio(result.comparison.speedup.value)}", value=result.comparison.speedup
-    )
 
 
 def _steps(result: CellResult) -> int:
@@ -119,18 +96,17 @@ def _frameworks(mine: Sequence[CellResult]) -> list[str]:
 
 
 def _scaling(name: str, own: Sequence[CellResult]) -> str:
-    compared = [result for result in own if result.comparison is not None]
+    compared = sorted((r.batch, r.devices, r.speedup.value) for r in own if r.speedup)
     if not compared:
         return ""
-    most = max(result.devices for result in compared)
+    most = max(devices for _, devices, _ in compared)
     batches = {r.batch for r in own if r.devices == 1}
-    chosen = sorted((r for r in compared if r.devices == most), key=lambda r: r.batch)
-    speedups = []
-    for result in chosen:
-        assert result.comparison is not None
-        each = f"{result.batch // result.devices} per device"
-        kept = "same global batch" if result.batch in batches else "same batch per device"
-        speedups.append(f"{format_ratio(result.comparison.speedup.value)} at {each} ({kept})")
+    speedups = [
+        f"{format_ratio(speedup)} at {batch // devices} per device "
+        f"({'same global batch' if batch in batches else 'same batch per device'})"
+        for batch, devices, speedup in compared
+        if devices == most
+    ]
     return f"{name}: {pluralize(most, 'device')} give a speedup of {join_words(speedups)}."
 
 

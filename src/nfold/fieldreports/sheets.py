@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,6 @@ from nfold.core.format import (
 from nfold.core.serialization import serialize
 from nfold.core.stats import Interval
 
-Parameters = dict[str, int]
 _NUMBER = (int, float, Interval)
 
 
@@ -31,6 +30,11 @@ class SheetEntry:
 
     text: str
     value: Any = None
+
+    def to_json(self) -> Any:
+        if self.value is not None:
+            return serialize(self.value)
+        return None if self.text in ("", NO_NUMBER) else self.text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,6 @@ class Sheet:
 
     @property
     def texts(self) -> list[list[str]]:
-        """The rows as text."""
         return [[entry.text for entry in row] for row in self.rows]
 
     @property
@@ -52,6 +55,11 @@ class Sheet:
         """Which columns hold numbers, to be right-aligned."""
         columns = zip(*self.rows, strict=True)
         return [any(isinstance(e.value, _NUMBER) for e in column) for column in columns]
+
+    def to_json(self) -> dict[str, Any]:
+        heads = self.heads
+        rows = [dict(zip(heads, (one.to_json() for one in row), strict=True)) for row in self.rows]
+        return {"title": self.title, "rows": rows, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,43 +82,17 @@ class FieldReport:
             "title": self.title,
             "then": self.published_setup,
             "sentences": list(self.sentences),
-            "tables": [_sheet_json(sheet) for sheet in self.sheets],
+            "tables": [sheet.to_json() for sheet in self.sheets],
         }
-
-
-def _sheet_json(sheet: Sheet) -> dict[str, Any]:
-    rows = [
-        {head: _json_value(entry) for head, entry in zip(sheet.heads, row, strict=True)}
-        for row in sheet.rows
-    ]
-    return {"title": sheet.title, "rows": rows, "notes": list(sheet.notes)}
-
-
-def _json_value(entry: SheetEntry) -> Any:
-    if entry.value is not None:
-        return serialize(entry.value)
-    return None if entry.text in ("", NO_NUMBER) else entry.text
 
 
 NO_NUMBER_ENTRY = SheetEntry(text=NO_NUMBER)
 BLANK_ENTRY = SheetEntry(text="")
 
 
-def text_entry(text: object) -> SheetEntry:
-    """Return an entry of a text or an integer."""
-    whole = isinstance(text, int)
-    return SheetEntry(
-        text=f"{text:,}" if whole else terminal_safe(str(text)), value=text if whole else None
-    )
-
-
-def number_entry(value: float | None, places: int | None = None) -> SheetEntry:
+def number_entry(value: float | None, form: Callable[[float], str] = format_number) -> SheetEntry:
     """Return an entry of a rounded number, or of no number."""
-    return (
-        NO_NUMBER_ENTRY
-        if value is None
-        else SheetEntry(text=format_number(value, places), value=value)
-    )
+    return NO_NUMBER_ENTRY if value is None else SheetEntry(text=form(value), value=value)
 
 
 def interval_entry(
@@ -133,10 +115,10 @@ class SheetBuilder:
     _rows: list[tuple[SheetEntry, ...]] = field(default_factory=list)
     _notes: Footnotes = field(default_factory=Footnotes)
 
-    def add(self, *entries: SheetEntry) -> None:
+    def add(self, *entries: SheetEntry | str | int) -> None:
         """Add a row; missing entries at its end are blank."""
-        missing = len(self.heads) - len(entries)
-        self._rows.append((*entries, *[BLANK_ENTRY] * missing))
+        blank = [BLANK_ENTRY] * (len(self.heads) - len(entries))
+        self._rows.append((*map(_as_entry, entries), *blank))
 
     def failure_entry(self, result: CellResult) -> SheetEntry:
         """Return the status of a failed cell, with its cause as a footnote."""
@@ -155,18 +137,20 @@ class SheetBuilder:
         )
 
 
+def _as_entry(entry: SheetEntry | str | int) -> SheetEntry:
+    if isinstance(entry, SheetEntry):
+        return entry
+    if isinstance(entry, int):
+        return SheetEntry(text=f"{entry:,}", value=entry)
+    return SheetEntry(text=terminal_safe(entry))
+
+
 def select_workloads(found: Iterable[CellResult], *names: str) -> list[CellResult]:
     """Return the cells of some workloads, with any parameters."""
     return [result for result in found if result.cell.first.workload.name in names]
 
 
-def workload_parameters(result: CellResult) -> Parameters:
-    """Return the workload's parameters that differ from their defaults."""
-    return dict(result.cell.first.workload.parameters)
-
-
 def device_counts(found: Iterable[CellResult]) -> list[int]:
-    """Return the device counts of cells, sorted."""
     return sorted({result.devices for result in found})
 
 
@@ -183,11 +167,8 @@ def differing_axes(found: Sequence[CellResult]) -> list[str]:
 
 def differing_self_explanatory_axes(found: Sequence[CellResult]) -> list[str]:
     """Return the differing axes whose values explain themselves."""
-    return [
-        a
-        for a in differing_axes(found)
-        if a in cell_labels.SELF_EXPLANATORY_AXES and a not in ("framework", "device")
-    ]
+    shown = set(cell_labels.SELF_EXPLANATORY_AXES) - {"framework", "device"}
+    return [axis for axis in differing_axes(found) if axis in shown]
 
 
 # axes that may differ within a group
@@ -203,36 +184,30 @@ class DeviceGroup:
 
     @property
     def smallest(self) -> CellResult:
-        """The cell with the fewest devices."""
         return self.cells[min(self.cells)]
 
     @property
     def largest(self) -> CellResult:
-        """The cell with the most devices."""
         return self.cells[max(self.cells)]
 
 
 def group_by_batch(found: Sequence[CellResult]) -> list[DeviceGroup]:
     """Group cells by global batch; or by batch per device, if each global batch has one cell."""
+    kept = [axis for axis in cell_labels.CELL_AXES if axis not in GROUP_DIFFERENCES]
     alike: dict[tuple[Any, ...], list[CellResult]] = defaultdict(list)
     for result in sorted(found, key=lambda r: r.devices):
-        alike[_kind(result)].append(result)
+        alike[tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)].append(
+            result
+        )
     return [group for results in alike.values() for group in _split(results)]
-
-
-def _kind(result: CellResult) -> tuple[Any, ...]:
-    kept = [axis for axis in cell_labels.CELL_AXES if axis not in GROUP_DIFFERENCES]
-    return tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
 
 
 def _split(results: Sequence[CellResult]) -> list[DeviceGroup]:
     strong = _by([(r.batch, r) for r in results])
     weak = _by([(r.batch // r.devices, r) for r in results])
-    if len(strong) == len(results) > len(weak):
-        return [
-            DeviceGroup(cells=cells, batch=f"{batch:,} a device") for batch, cells in weak.items()
-        ]
-    return [DeviceGroup(cells=cells, batch=f"{batch:,}") for batch, cells in strong.items()]
+    is_weak = len(strong) == len(results) > len(weak)
+    chosen, form = (weak, "{:,} a device") if is_weak else (strong, "{:,}")
+    return [DeviceGroup(cells=cells, batch=form.format(batch)) for batch, cells in chosen.items()]
 
 
 def _by(keyed: Sequence[tuple[int, CellResult]]) -> dict[int, dict[int, CellResult]]:
@@ -257,19 +232,8 @@ CONVOLVE2D_MS = 222.0  # scipy.signal.convolve2d in a loop on one core, ± 4
 
 MNIST_SETUP = "TensorFlow 1 Estimator with MirroredStrategy on GTX 1080 cards, 10,000 steps"
 MNIST_STEPS = 10_000
-
-
-@dataclass(frozen=True)
-class MirroredRun:
-    """One row of the published MirroredStrategy report."""
-
-    devices: int
-    batch_per_device: int
-    accuracy: float
-    seconds: float
-
-
-MNIST_ROWS = (MirroredRun(1, 100, 0.9511, 68.0), MirroredRun(2, 50, 0.9515, 90.6))
+# devices, batch per device, accuracy, seconds
+MNIST_ROWS = ((1, 100, 0.9511, 68.0), (2, 50, 0.9515, 90.6))
 
 INCEPTION_SETUP = "TensorFlow 1 on two Titan X cards, December 2016, batch 32"
 # examples/s and s/batch (minimum, maximum), by device of the distortion and GPUs
@@ -282,40 +246,25 @@ INCEPTION_RATES = {
 
 CIFAR_SETUP = "PyTorch 1.1, nn.DataParallel on two RTX 2080 Ti cards, 2019, float32, 100 epochs"
 CIFAR_EPOCHS = 100
-
-
-@dataclass(frozen=True)
-class EpochTimes:
-    """Seconds of epoch 1, median of later epochs, total seconds, test accuracy."""
-
-    first_s: float
-    later_s: float
-    total_s: float
-    accuracy: float
-
-
-def _seconds(hours: int, minutes: int, seconds: int) -> float:
-    return 3600.0 * hours + 60 * minutes + seconds
-
-
-# By model, global batch and GPUs; None ran out of memory. The Wide ResNet is WRN-28-10.
-CIFAR_CELLS: dict[tuple[str, int, int], EpochTimes | None] = {
-    ("cnn10", 128, 1): EpochTimes(15.86, 13.90, _seconds(0, 23, 15), 0.8915),
-    ("cnn10", 128, 2): EpochTimes(16.07, 11.92, _seconds(0, 20, 4), 0.8896),
-    ("cnn10", 256, 1): EpochTimes(12.72, 12.29, _seconds(0, 20, 28), 0.8900),
-    ("cnn10", 256, 2): EpochTimes(8.96, 9.00, _seconds(0, 15, 0), 0.8912),
-    ("cnn10", 512, 1): EpochTimes(13.60, 11.33, _seconds(0, 18, 53), 0.8837),
-    ("cnn10", 512, 2): EpochTimes(8.74, 7.80, _seconds(0, 13, 1), 0.8816),
-    ("cnn10", 1024, 1): EpochTimes(16.52, 10.93, _seconds(0, 18, 17), 0.8860),
-    ("cnn10", 1024, 2): EpochTimes(9.52, 7.24, _seconds(0, 12, 5), 0.8814),
-    ("cnn10", 2048, 1): EpochTimes(15.50, 10.80, _seconds(0, 18, 3), 0.8639),
-    ("cnn10", 2048, 2): EpochTimes(8.34, 7.05, _seconds(0, 11, 45), 0.8688),
-    ("wide_resnet", 128, 1): EpochTimes(111.89, 110.42, _seconds(3, 3, 57), 0.8743),
-    ("wide_resnet", 128, 2): EpochTimes(72.75, 70.58, _seconds(1, 57, 38), 0.8559),
-    ("wide_resnet", 256, 1): EpochTimes(105.71, 105.47, _seconds(2, 55, 48), 0.8011),
-    ("wide_resnet", 256, 2): EpochTimes(58.43, 60.83, _seconds(1, 41, 22), 0.8109),
+# By model, global batch and GPUs: seconds of epoch 1, median of later epochs, total seconds, test
+# accuracy; None ran out of memory. The Wide ResNet is WRN-28-10.
+CIFAR_CELLS: dict[tuple[str, int, int], tuple[float, float, float, float] | None] = {
+    ("cnn10", 128, 1): (15.86, 13.90, 1395.0, 0.8915),
+    ("cnn10", 128, 2): (16.07, 11.92, 1204.0, 0.8896),
+    ("cnn10", 256, 1): (12.72, 12.29, 1228.0, 0.8900),
+    ("cnn10", 256, 2): (8.96, 9.00, 900.0, 0.8912),
+    ("cnn10", 512, 1): (13.60, 11.33, 1133.0, 0.8837),
+    ("cnn10", 512, 2): (8.74, 7.80, 781.0, 0.8816),
+    ("cnn10", 1024, 1): (16.52, 10.93, 1097.0, 0.8860),
+    ("cnn10", 1024, 2): (9.52, 7.24, 725.0, 0.8814),
+    ("cnn10", 2048, 1): (15.50, 10.80, 1083.0, 0.8639),
+    ("cnn10", 2048, 2): (8.34, 7.05, 705.0, 0.8688),
+    ("wide_resnet", 128, 1): (111.89, 110.42, 11037.0, 0.8743),
+    ("wide_resnet", 128, 2): (72.75, 70.58, 7058.0, 0.8559),
+    ("wide_resnet", 256, 1): (105.71, 105.47, 10548.0, 0.8011),
+    ("wide_resnet", 256, 2): (58.43, 60.83, 6082.0, 0.8109),
     ("wide_resnet", 512, 1): None,
-    ("wide_resnet", 512, 2): EpochTimes(59.01, 56.49, _seconds(1, 34, 14), 0.7695),
+    ("wide_resnet", 512, 2): (59.01, 56.49, 5654.0, 0.7695),
 }
 
 LAYOUT_SETUP = "TensorFlow/Keras 1.13.1 on two RTX 2080 Ti cards, 2019, float32"

@@ -63,77 +63,69 @@ def lines_over_axis(
     cells = [result.cell for result in found]
     variant = cell_labels.secondary_axes(cells)
     places = [(result, _place(result.cell, variant)) for result in found]
-    rows = [{**place, **_value(value)} for r, place in places if (value := number(r))]
+    rows = [{**place, **value_and_bounds(value)} for r, place in places if (value := number(r))]
     failed = [
-        {**p, "status": STATUS_LABELS[r.cell.first_failed_or_first.status]}
-        for r, p in places
+        {**place, "status": STATUS_LABELS[r.cell.first_failed_or_first.status]}
+        for r, place in places
         if not r.succeeded
     ]
-    across = _across([place for _, place in places])
+    all_places = [place for _, place in places]
+    across = next((a for a in ("batch", "devices", "variant") if _varies(all_places, a)), None)
     if across is None or not rows:
         return None
     for row in (*rows, *failed):
         row["x"] = row[across]
-    series = _series(rows + failed, across)
     rows.sort(key=lambda row: (row["count"], row["variant"], row["batch"]))
-    return FigureData(rows=tuple(rows), x_axis=across, failed=tuple(failed), **series)
+    several = [row for row in (*rows, *failed) if row["count"] > 1]
+    keys = [key for key in ("devices", "variant") if key != across]
+    colour, dash = _styles([*rows, *failed], *keys)
+    return FigureData(
+        rows=tuple(rows),
+        x_axis=across,
+        failed=tuple(failed),
+        colour=colour,
+        dash=dash,
+        shape="strategy" if _varies(several, "strategy") else None,
+    )
 
 
-def _value(interval: Interval) -> FigureRow:
-    low, high = interval.low, interval.high
+def value_and_bounds(interval: Interval, key: str = "y") -> FigureRow:
+    """Return the value under ``key``, and ``low`` and ``high``, by default the value."""
+    value, low, high = interval.value, interval.low, interval.high
     return {
-        "y": interval.value,
-        "low": interval.value if low is None else low,
-        "high": interval.value if high is None else high,
+        key: value,
+        "low": value if low is None else low,
+        "high": value if high is None else high,
     }
 
 
-def _across(places: Sequence[FigureRow]) -> str | None:
-    for axis in ("batch", "devices", "variant"):
-        if len({place[axis] for place in places}) > 1:
-            return axis
-    return None
+def _varies(rows: Sequence[FigureRow], key: str) -> bool:
+    return len({row[key] for row in rows}) > 1
 
 
-def _series(rows: Sequence[FigureRow], across: str) -> dict[str, str | None]:
-    def varies(key: str) -> bool:
-        return key != across and len({row[key] for row in rows}) > 1
-
-    several = {row["strategy"] for row in rows if row["count"] > 1}
-    shape = "strategy" if len(several) > 1 else None
-    if varies("devices"):
-        return {
-            "colour": "devices",
-            "dash": "variant" if varies("variant") else None,
-            "shape": shape,
-        }
-    return {"colour": "variant" if varies("variant") else None, "dash": None, "shape": shape}
+def _styles(rows: Sequence[FigureRow], *keys: str) -> tuple[str | None, str | None]:
+    """Return the first key that varies as colour, the second as dash."""
+    colour, dash, *_ = [*(key for key in keys if _varies(rows, key)), None, None]
+    return colour, dash
 
 
 def speedup_lines(found: Sequence[CellResult]) -> FigureData | None:
     """Return the speedup over devices, a line per batch and variant that begins at 1."""
     cells = [result.cell for result in found]
     variant = cell_labels.secondary_axes(cells)
-    rows: list[FigureRow] = []
-    for result in strong_or_weak_comparisons(found):
-        if result.comparison is not None:
-            place = _place(result.cell, variant)
-            rows.append({**place, "x": place["count"], **_value(result.comparison.speedup)})
+    rows = [
+        {**_place(result.cell, variant), "x": result.devices, **value_and_bounds(result.speedup)}
+        for result in strong_or_weak_comparisons(found)
+        if result.speedup is not None
+    ]
     if not rows:
         return None
     ones = {(r["batch"], r["variant"], r["strategy"]): r for r in reversed(rows)}
     rows += [{**row, "x": 1, "y": 1.0, "low": 1.0, "high": 1.0} for row in ones.values()]
     rows.sort(key=lambda row: (row["batch"], row["variant"], row["strategy"], row["x"]))
-    several = {row["strategy"] for row in rows}
-    by_batch = len({row["batch"] for row in rows}) > 1
-    by_variant = len({row["variant"] for row in rows}) > 1
-    return FigureData(
-        rows=tuple(rows),
-        x_axis="devices",
-        colour="batch_name" if by_batch else "variant" if by_variant else None,
-        dash="variant" if by_batch and by_variant else None,
-        shape="strategy" if len(several) > 1 else None,
-    )
+    shape = "strategy" if _varies(rows, "strategy") else None
+    colour, dash = _styles(rows, "batch_name", "variant")
+    return FigureData(rows=tuple(rows), x_axis="devices", colour=colour, dash=dash, shape=shape)
 
 
 def loss_lines(found: Sequence[CellResult]) -> FigureData | None:
@@ -147,14 +139,8 @@ def loss_lines(found: Sequence[CellResult]) -> FigureData | None:
     ]
     if not rows:
         return None
-    by_batch = len({row["batch"] for row in rows}) > 1
-    by_devices = len({row["devices"] for row in rows}) > 1
-    return FigureData(
-        rows=tuple(rows),
-        x_axis="samples",
-        colour="batch_name" if by_batch else "devices" if by_devices else None,
-        dash="devices" if by_batch and by_devices else None,
-    )
+    colour, dash = _styles(rows, "batch_name", "devices")
+    return FigureData(rows=tuple(rows), x_axis="samples", colour=colour, dash=dash)
 
 
 def _loss_line(cell: Cell) -> list[FigureRow]:
@@ -182,7 +168,7 @@ def _mean_losses(measurement: Measurement) -> list[tuple[int, float]]:
 MAX_POINTS = 240  # per line, about one per two pixels
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PanelSpec:
     """A panel: a pattern of columns (group 1 names the line) and their unit."""
 
@@ -193,85 +179,50 @@ class PanelSpec:
     top: float | None = None  # end of the axis, if the quantity has a maximum
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeriesPoint:
-    """One value of one line; ``seconds`` from the start of the telemetry."""
-
-    line: str
-    seconds: float
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TelemetryPanel:
-    """The lines of one quantity."""
+    """The lines of one quantity: ``x`` is in seconds from the start of the telemetry."""
 
     spec: PanelSpec
-    points: tuple[SeriesPoint, ...]
+    rows: tuple[FigureRow, ...]
 
     @property
     def lines(self) -> list[str]:
-        """The names of the lines."""
-        return list(dict.fromkeys(point.line for point in self.points))
+        return list(dict.fromkeys(row["line"] for row in self.rows))
 
 
 GPU_PANELS = (
-    PanelSpec(
-        title="GPU utilisation [%]", columns=r"gpu(\d+)_utilisation_percent", line="GPU", top=100
-    ),
-    PanelSpec(
-        title="GPU memory [GiB]", columns=r"gpu(\d+)_memory_used_bytes", line="GPU", factor=2**-30
-    ),
-    PanelSpec(title="GPU power [W]", columns=r"gpu(\d+)_power_w", line="GPU"),
+    PanelSpec("GPU utilisation [%]", r"gpu(\d+)_utilisation_percent", "GPU", top=100),
+    PanelSpec("GPU memory [GiB]", r"gpu(\d+)_memory_used_bytes", "GPU", 2**-30),
+    PanelSpec("GPU power [W]", r"gpu(\d+)_power_w", "GPU"),
 )
-HOST_PANELS = (PanelSpec(title="host CPU [%]", columns=r"(host)_cpu_percent", line="", top=100),)
-RANK_SHARE_TITLE = "CPU device, its rank and loader workers [% of its cores]"
+HOST_PANEL = PanelSpec("host CPU [%]", r"(host)_cpu_percent", "", top=100)
 RANK_PANELS = (
-    PanelSpec(
-        title="CPU of each rank [% of a core]", columns=r"rank(\d+)_cpu_percent", line="rank"
-    ),
-    PanelSpec(
-        title="memory of each rank [GiB]",
-        columns=r"rank(\d+)_rss_bytes",
-        line="rank",
-        factor=2**-30,
-    ),
+    PanelSpec("CPU of each rank [% of a core]", r"rank(\d+)_cpu_percent", "rank"),
+    PanelSpec("memory of each rank [GiB]", r"rank(\d+)_rss_bytes", "rank", 2**-30),
 )
+RANK_SHARE_TITLE = "CPU device, its rank and loader workers [% of its cores]"
 
 
 def read_panels(path: Path) -> list[TelemetryPanel]:
     """Return the panels of a telemetry file: GPUs and host, or host and ranks."""
     rows = _rows(path)
-    times = [row.get("monotonic_s") for row in rows]
-    start = min((time for time in times if time is not None), default=0.0)
-    gpus = [panel for kind in GPU_PANELS if (panel := _panel(kind, rows, start)).points]
-    others = HOST_PANELS if gpus else (*HOST_PANELS, *RANK_PANELS)
-    return [*gpus, *(panel for kind in others if (panel := _panel(kind, rows, start)).points)]
+    gpus = _panels(rows, *GPU_PANELS)
+    return gpus + _panels(rows, HOST_PANEL, *(() if gpus else RANK_PANELS))
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadPanels:
-    """The load of the devices and of the cores of the host, in %."""
-
-    devices: TelemetryPanel
-    host: TelemetryPanel
-
-
-def read_load_panels(path: Path, cores_per_device: int | None = None) -> LoadPanels | None:
-    """Return the load of the devices and of the host, or None if one is missing.
+def read_load_panels(
+    path: Path, cores_per_device: int | None = None
+) -> tuple[TelemetryPanel, TelemetryPanel] | None:
+    """Return the load of the devices and of the host in %, or None if one is missing.
 
     The load of a CPU device is the load of its rank with the loader workers, in % of the device's
     ``cores_per_device`` cores.
     """
     rows = _rows(path)
-    times = [row.get("monotonic_s") for row in rows]
-    start = min((time for time in times if time is not None), default=0.0)
     ranks = replace(RANK_PANELS[0], title=RANK_SHARE_TITLE, factor=1 / (cores_per_device or 1))
-    devices = next(
-        (p for kind in (GPU_PANELS[0], ranks) if (p := _panel(kind, rows, start)).points), None
-    )
-    host = _panel(HOST_PANELS[0], rows, start)
-    return LoadPanels(devices=devices, host=host) if devices and host.points else None
+    devices, host = _panels(rows, GPU_PANELS[0], ranks), _panels(rows, HOST_PANEL)
+    return (devices[0], host[0]) if devices and host else None
 
 
 def timed_span(path: Path, measurement: Measurement) -> tuple[float, float] | None:
@@ -299,23 +250,26 @@ def _number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _panel(
-    kind: PanelSpec, rows: Sequence[dict[str, float | None]], start: float
-) -> TelemetryPanel:
-    names = [name for name in (rows[0] if rows else {}) if re.fullmatch(kind.columns, name)]
-    points = [point for name in names for point in _line(kind, name, rows, start)]
-    return TelemetryPanel(spec=kind, points=tuple(points))
-
-
-def _line(
-    kind: PanelSpec, column: str, rows: Sequence[dict[str, float | None]], start: float
-) -> list[SeriesPoint]:
-    match = re.fullmatch(kind.columns, column)
-    assert match is not None
-    name = f"{kind.line} {match[1]}".strip()
-    pairs = [(row.get("monotonic_s"), row.get(column)) for row in rows]
-    known = [(t - start, v * kind.factor) for t, v in pairs if t is not None and v is not None]
-    return [SeriesPoint(line=name, seconds=t, value=v) for t, v in thin_points(known)]
+def _panels(rows: Sequence[dict[str, float | None]], *specs: PanelSpec) -> list[TelemetryPanel]:
+    """Return the panels that have values."""
+    times = [row.get("monotonic_s") for row in rows]
+    start = min((time for time in times if time is not None), default=0.0)
+    panels = []
+    for spec in specs:
+        points: list[FigureRow] = []
+        for column in rows[0] if rows else {}:
+            if match := re.fullmatch(spec.columns, column):
+                pairs = zip(times, (row.get(column) for row in rows), strict=True)
+                known = [
+                    (t - start, v * spec.factor)
+                    for t, v in pairs
+                    if t is not None and v is not None
+                ]
+                line = f"{spec.line} {match[1]}".strip()
+                points += [{"line": line, "x": x, "y": y} for x, y in thin_points(known)]
+        if points:
+            panels.append(TelemetryPanel(spec, tuple(points)))
+    return panels
 
 
 def thin_points(

@@ -6,7 +6,6 @@ drawn once in light colours; the style sheet of the page replaces them on dark s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +26,7 @@ PAPER = "#ffffff"
 
 SERIES = ("#75757f", "#0072b2", "#d55e00", "#009e73", "#b5589a", "#8a6d00", "#3a9bd1", "#7a4fb0")
 
+DARK = ("#a3a3ae", "#56b4e9", "#f0873f", "#2fc59a", "#dd93c6", "#d3b33a", "#8fd0f5", "#b394e0")
 # every light colour and its replacement on a dark page
 DARK_COLOURS = {
     TEXT: "#d6d6dc",
@@ -34,18 +34,10 @@ DARK_COLOURS = {
     GRID: "#34343c",
     BAND: "#2a2a31",
     PAPER: "#17171b",
-    SERIES[0]: "#a3a3ae",
-    SERIES[1]: "#56b4e9",
-    SERIES[2]: "#f0873f",
-    SERIES[3]: "#2fc59a",
-    SERIES[4]: "#dd93c6",
-    SERIES[5]: "#d3b33a",
-    SERIES[6]: "#8fd0f5",
-    SERIES[7]: "#b394e0",
+    **dict(zip(SERIES, DARK, strict=True)),
 }
 
 DASHES = ((1, 0), (5, 3), (1.5, 2.5), (8, 3, 1.5, 3), (3, 1.5), (10, 4))
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 
 WIDTH = 400
 HEIGHT = 250
@@ -89,34 +81,21 @@ def uses_direct_labels(data: FigureData) -> bool:
 
 def line_legend(data: FigureData) -> tuple[LegendEntry, ...]:
     """Return the legend of lines without direct labels: colours, then dashes, then shapes."""
-    if data.colour is None and data.dash is None and data.shape is None:
+    if uses_direct_labels(data):
         return ()
-    return () if uses_direct_labels(data) else (*_colours(data), *_dashes(data), *_shapes(data))
+    coloured = data.values(data.colour) if data.colour else []
+    colours = zip(coloured, cycle_colours(SERIES, len(coloured)), strict=True)
+    dashed = enumerate(data.values(data.dash) if data.dash else [])
+    shapes = zip(shape_names(data), SHAPE_PATHS.values(), strict=False)
+    return (
+        *(LegendEntry(label=name, colour=colour) for name, colour in colours),
+        *(LegendEntry(label=name, dash=" ".join(map(str, _dash(k)))) for k, name in dashed),
+        *(LegendEntry(label=name, path=path) for name, path in shapes if name != "single"),
+    )
 
 
-def _colours(data: FigureData) -> list[LegendEntry]:
-    names = data.values(data.colour) if data.colour else []
-    pairs = zip(names, cycle_colours(SERIES, len(names)), strict=True)
-    return [LegendEntry(label=name, colour=colour) for name, colour in pairs]
-
-
-def _dashes(data: FigureData) -> list[LegendEntry]:
-    names = data.values(data.dash) if data.dash else []
-    return [
-        LegendEntry(label=name, dash=" ".join(map(str, DASHES[k % len(DASHES)])))
-        for k, name in enumerate(names)
-    ]
-
-
-def _shapes(data: FigureData) -> list[LegendEntry]:
-    if data.shape is None:
-        return []
-    pairs = zip(shape_names(data), SHAPES, strict=False)
-    return [
-        LegendEntry(label=name, path=SHAPE_PATHS[shape])
-        for name, shape in pairs
-        if name != "single"
-    ]
+def _dash(number: int) -> list[float]:
+    return list(DASHES[number % len(DASHES)])
 
 
 def shape_names(data: FigureData) -> list[str]:
@@ -125,21 +104,13 @@ def shape_names(data: FigureData) -> list[str]:
     return [name for name in ALLOWED_VALUES["strategy"] if name == "single" or name in found]
 
 
-def mark_legend(
-    names: Sequence[str], colours: Sequence[str], shape: str
+def colour_legend(
+    names: Sequence[str], colours: Sequence[str], shape: str | None = None
 ) -> tuple[LegendEntry, ...]:
-    """Return the legend of marks of one shape in several colours; empty for a single one."""
+    """Return the legend of marks of one shape, or of solid lines; empty for a single one."""
+    path = SHAPE_PATHS[shape] if shape else ""
     pairs = zip(names, colours, strict=True)
-    entries = [
-        LegendEntry(label=name, colour=colour, path=SHAPE_PATHS[shape]) for name, colour in pairs
-    ]
-    return tuple(entries) if len(entries) > 1 else ()
-
-
-def stroke_legend(names: Sequence[str], colours: Sequence[str]) -> tuple[LegendEntry, ...]:
-    """Return the legend of solid lines; empty for a single one."""
-    pairs = zip(names, colours, strict=True)
-    entries = [LegendEntry(label=name, colour=colour) for name, colour in pairs]
+    entries = [LegendEntry(label=name, colour=colour, path=path) for name, colour in pairs]
     return tuple(entries) if len(entries) > 1 else ()
 
 
@@ -150,15 +121,14 @@ AXIS_LABEL_FORMAT = "datum.value >= 1000 ? format(datum.value, '~s') : format(da
 
 
 def base_chart(rows: Sequence[FigureRow]) -> Any:
-    """Return an empty chart of these rows."""
     data: Any = alt.Data
     return alt.Chart(data(values=list(rows)))
 
 
-def apply_size_and_style(chart: Any, height: int = HEIGHT) -> Any:
+def apply_size_and_style(chart: Any, height: int = HEIGHT, width: int = WIDTH) -> Any:
     """Return the chart with the size and style of all figures."""
     fitted = alt.AutoSizeParams(type="fit", contains="padding")
-    return apply_style(chart.properties(width=WIDTH, height=height, autosize=fitted))
+    return apply_style(chart.properties(width=width, height=height, autosize=fitted))
 
 
 def apply_style(chart: Any) -> Any:
@@ -202,7 +172,6 @@ def line_chart(data: FigureData, *, x: Any, top: float, error_bars: bool = True)
 
 
 def zero_based_axis(top: float) -> Any:
-    """Return a y axis from zero to ``top``."""
     axis = alt.Axis(labelExpr=AXIS_LABEL_FORMAT, tickCount=5, domain=False, ticks=False)
     return alt.Y("y:Q", title=None, axis=axis, scale=alt.Scale(domain=[0, top], nice=False))
 
@@ -217,14 +186,13 @@ def with_label_room(x: Any) -> Any:
 
 
 def line_encodings(data: FigureData) -> dict[str, Any]:
-    """Return colour and dashes of lines."""
     found: dict[str, Any] = {"color": alt.value(SERIES[1])}
     if data.colour is not None:
         names = data.values(data.colour)
         found["color"] = colour_encoding(data.colour, names, cycle_colours(SERIES, len(names)))
     if data.dash is not None:
         names = data.values(data.dash)
-        dashes = [list(DASHES[k % len(DASHES)]) for k in range(len(names))]
+        dashes = [_dash(k) for k in range(len(names))]
         scale = alt.Scale(domain=names, range=dashes)
         found["strokeDash"] = alt.StrokeDash(f"{data.dash}:N", scale=scale, legend=None)
     apart_by = [key for key in ("line", data.shape) if key and data.rows and key in data.rows[0]]
@@ -234,7 +202,6 @@ def line_encodings(data: FigureData) -> dict[str, Any]:
 
 
 def colour_encoding(key: str, names: Sequence[str], colours: Sequence[str]) -> Any:
-    """Return the colour of each name."""
     scale = alt.Scale(domain=list(names), range=list(colours))
     return alt.Color(f"{key}:N", scale=scale, legend=None)
 
@@ -243,7 +210,7 @@ def _shape(data: FigureData) -> dict[str, Any]:
     found: dict[str, Any] = {"strokeDash": alt.value([1, 0])}
     if data.shape is not None:
         names = shape_names(data)
-        scale = alt.Scale(domain=names, range=cycle_colours(SHAPES, len(names)))
+        scale = alt.Scale(domain=names, range=cycle_colours([*SHAPE_PATHS], len(names)))
         found["shape"] = alt.Shape(f"{data.shape}:N", scale=scale, legend=None)
     return found
 
@@ -298,16 +265,14 @@ def render_svg(chart: Any, *, name: str, description: str) -> str:
 
 
 def _clean(element: ElementTree.Element, name: str) -> None:
-    box = _local(element.tag) == "rect"
-    for key in list(element.attrib):
-        if (key in DROPPED_ATTRIBUTES and not (box and key in ("width", "height"))) or _foreign(
-            key
-        ):
+    dropped = DROPPED_ATTRIBUTES - ({"width", "height"} if _local(element.tag) == "rect" else set())
+    for key, value in list(element.attrib.items()):
+        if key in dropped or key.startswith(("on", "aria-", "{")) or key == "href":
             del element.attrib[key]
         elif key == "id":
-            element.set(key, f"{name}-{element.get(key)}")
+            element.set(key, f"{name}-{value}")
         else:
-            element.set(key, re.sub(r"url\(#", f"url(#{name}-", element.attrib[key]))
+            element.set(key, value.replace("url(#", f"url(#{name}-"))
     for child in list(element):
         if _local(child.tag) in ALLOWED_ELEMENTS:
             _clean(child, name)
@@ -317,7 +282,3 @@ def _clean(element: ElementTree.Element, name: str) -> None:
 
 def _local(tag: str) -> str:
     return tag.removeprefix(f"{{{SVG_NAMESPACE}}}")
-
-
-def _foreign(key: str) -> bool:
-    return key.startswith(("on", "aria-", "{")) or key == "href"

@@ -10,8 +10,6 @@ from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
     AccountRow,
     Budget,
-    Change,
-    Interaction,
     Speed,
     exceeds_noise,
 )
@@ -117,28 +115,17 @@ def _account(budget: Budget) -> DetailTable:
 
 def _changes(budget: Budget) -> DetailTable:
     labels = {row.id: row.label for row in budget.account.rows} if budget.account else {}
-    rows = [
-        (
-            labels.get(change.row, change.row),
-            change.current,
-            f"{change.samples_per_s.value:,.0f}" if change.samples_per_s else "",
-            format_interval(change.factor, "factor"),
-            "measured" if change.measured else "at most",
-            _change_text(change),
-        )
-        for change in budget.changes
-    ]
-    return DetailTable(
-        title="Changes",
-        heads=("cost", "now", "samples/s then", "factor", "basis", "change"),
-        rows=tuple(rows),
-        numeric=frozenset({1, 2, 3}),
-    )
-
-
-def _change_text(change: Change) -> str:
-    place = f"{change.location}: " * bool(change.location)
-    return f"{place}{change.code}{'; ' * bool(change.note)}{change.note}"
+    rows = []
+    for change in budget.changes:
+        rate = f"{change.samples_per_s.value:,.0f}" if change.samples_per_s else ""
+        factor = format_interval(change.factor, "factor")
+        basis = "measured" if change.measured else "at most"
+        place = f"{change.location}: " * bool(change.location)
+        text = f"{place}{change.code}{'; ' * bool(change.note)}{change.note}"
+        label = labels.get(change.row, change.row)
+        rows.append((label, change.current, rate, factor, basis, text))
+    heads = ("cost", "now", "samples/s then", "factor", "basis", "change")
+    return DetailTable(title="Changes", heads=heads, rows=tuple(rows), numeric=frozenset({1, 2, 3}))
 
 
 def _alternatives(budget: Budget) -> list[DetailTable]:
@@ -161,13 +148,13 @@ def _alternatives(budget: Budget) -> list[DetailTable]:
 
 
 def _interactions(budget: Budget) -> DetailTable:
-    def meaning(one: Interaction) -> str:
-        if one.lost_ms.value > 0:
-            return "each hides the other: remove both"
-        return "both rows contain this time"
-
+    hidden, shared = "each hides the other: remove both", "both rows contain this time"
     rows = [
-        (" and ".join(one.causes), meaning(one), format_interval(one.lost_ms))
+        (
+            " and ".join(one.causes),
+            hidden if one.lost_ms.value > 0 else shared,
+            format_interval(one.lost_ms),
+        )
         for one in budget.interactions
         if exceeds_noise(one.lost_ms, budget.n_devices.step_ms.value)
     ]
@@ -184,9 +171,8 @@ def detail_notes(budget: Budget) -> list[tuple[str, list[str]]]:
         f"The script {one.text}." if one.kind in NOT_UNCERTAIN else one.text
         for one in budget.caveats
     ]
-    return [
-        (name, notes) for name, notes in (("Not tested", untested), ("Caveats", caveats)) if notes
-    ]
+    groups_of_notes = [("Not tested", untested), ("Caveats", caveats)]
+    return [(title, notes) for title, notes in groups_of_notes if notes]
 
 
 def run_ids(budget: Budget) -> list[tuple[str, str]]:
@@ -205,27 +191,17 @@ def explanation_markdown(view: ExplanationView, budget: Budget) -> str:
         f"**{escape_markdown(view.headline)}**",
         *map(escape_markdown, view.notices),
         _action_markdown(view),
-        pipe_table(view.alternatives[0], view.alternatives[1:], view.alternatives[0][1:])
-        if view.alternatives
-        else "",
-        _account_markdown(view),
-        *(
-            escape_markdown(text)
-            for text in (
-                view.summary,
-                view.untested,
-                view.caveats,
-                view.firmer,
-                view.before_edit,
-            )
-        ),
     ]
+    if view.alternatives:
+        heads, *others = view.alternatives
+        blocks.append(pipe_table(heads, others, heads[1:]))
+    blocks.append(_account_markdown(view))
+    ends = (view.summary, view.untested, view.caveats, view.firmer, view.before_edit)
+    blocks += map(escape_markdown, ends)
     for table in detail_tables(budget):
         numeric = [table.heads[at] for at in table.numeric]
-        blocks += [
-            f"## {escape_markdown(table.title)}",
-            pipe_table(table.heads, table.rows, numeric),
-        ]
+        blocks.append(f"## {escape_markdown(table.title)}")
+        blocks.append(pipe_table(table.heads, table.rows, numeric))
     for title, notes in detail_notes(budget):
         blocks += [f"## {title}", "\n".join(f"- {escape_markdown(note)}" for note in notes)]
     blocks += [

@@ -11,17 +11,19 @@ from markupsafe import Markup
 
 from nfold import __version__
 from nfold.core.format import pluralize
-from nfold.explain.result.budget import AccountRow, Budget, Change, StepAccount, TrialSummary
+from nfold.core.stats import Interval
+from nfold.explain.result.budget import Budget, Change, StepAccount, TrialSummary
 from nfold.explain.result.view import ExplanationView, format_ms, format_percent
 from nfold.report import explanation
+from nfold.report.chart_data import FigureRow
 from nfold.report.chart_elements import (
     AXIS_LABEL_FORMAT,
     MUTED,
     SERIES,
     TEXT,
-    apply_style,
+    apply_size_and_style,
     base_chart,
-    mark_legend,
+    colour_legend,
 )
 from nfold.report.figures import Figure, FigureRenderer
 from nfold.report.html_page import content_security_policy, load_style_sheet, load_template
@@ -47,19 +49,6 @@ class CodeExcerpt:
 
     change: Change
     lines: tuple[CodeLine, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaterfallBar:
-    """A bar from ``start`` to ``end`` in ms; ``low`` and ``high`` bound where it ends."""
-
-    name: str
-    start: float
-    end: float
-    colour: str
-    text: str
-    low: float | None = None
-    high: float | None = None
 
 
 def explanation_page(view: ExplanationView, budget: Budget) -> str:
@@ -92,14 +81,9 @@ def code_excerpt(change: Change) -> CodeExcerpt:
         return CodeExcerpt(change=change, lines=())
     target = int(number)
     first = max(1, target - CONTEXT_LINES)
-    lines = source[first - 1 : target + CONTEXT_LINES]
-    return CodeExcerpt(
-        change=change,
-        lines=tuple(
-            CodeLine(number=at, text=text, is_target=at == target)
-            for at, text in enumerate(lines, start=first)
-        ),
-    )
+    shown = enumerate(source[first - 1 : target + CONTEXT_LINES], start=first)
+    lines = tuple(CodeLine(number=at, text=text, is_target=at == target) for at, text in shown)
+    return CodeExcerpt(change=change, lines=lines)
 
 
 def explanation_figures(
@@ -119,135 +103,89 @@ def _colours(account: StepAccount) -> dict[str, str]:
     return colours
 
 
-def _axis_y(**more: Any) -> Any:
-    return alt.Axis(
-        ticks=False,
-        domain=False,
-        labelLimit=LABEL_WIDTH,
-        minExtent=LABEL_WIDTH,
-        labelColor=TEXT,
-        **more,
-    )
+def _names_axis(names: list[str]) -> Any:
+    width: Any = {"labelLimit": LABEL_WIDTH, "minExtent": LABEL_WIDTH}
+    axis = alt.Axis(ticks=False, domain=False, labelColor=TEXT, **width)
+    return alt.Y("name:N", title=None, sort=names, axis=axis)
 
 
-def _milliseconds(**more: Any) -> Any:
-    return alt.Axis(
-        labelExpr=AXIS_LABEL_FORMAT, tickCount=8, domain=False, ticks=False, title=None, **more
-    )
+def _milliseconds() -> Any:
+    return alt.Axis(labelExpr=AXIS_LABEL_FORMAT, tickCount=8, domain=False, ticks=False, title=None)
+
+
+def _fill() -> Any:
+    return alt.Color("colour:N", scale=None, legend=None)
 
 
 def _wide(chart: Any, rows: int, height: int = BAR_HEIGHT) -> Any:
-    fitted = alt.AutoSizeParams(type="fit", contains="padding")
-    sized = chart.properties(width=PAGE_WIDTH, height=40 + height * rows, autosize=fitted)
-    return apply_style(sized)
+    return apply_size_and_style(chart, 40 + height * rows, PAGE_WIDTH)
 
 
 def _step_figure(drawing: FigureRenderer, budget: Budget, account: StepAccount) -> Figure:
-    colours, data = _colours(account), list[dict[str, Any]]()
-    n = pluralize(budget.devices, "device")
-    bars = [("1 device", account.one_device), (n, account.rows)]
-    drawn = [(name, rows) for name, rows in bars if rows]
-    for name, rows in drawn:
+    colours, data = _colours(account), list[FigureRow]()
+    bars = [("1 device", account.one_device)]
+    bars.append((pluralize(budget.devices, "device"), account.rows))
+    names = [name for name, rows in bars if rows]
+    for name, rows in bars:
         at = 0.0
         for row in rows:
             width = max(0.0, row.ms.value)
-            wide_enough = width > 0.06 * account.step_ms.value
-            label = format_ms(width) if wide_enough else ""
-            data.append(
-                {
-                    "bar": name,
-                    "start": at,
-                    "end": at + width,
-                    "middle": at + width / 2,
-                    "colour": colours[row.id],
-                    "text": label,
-                }
-            )
+            text = format_ms(width) if width > 0.06 * account.step_ms.value else ""
+            place = {"start": at, "end": at + width, "middle": at + width / 2}
+            data.append({"name": name, **place, "colour": colours[row.id], "text": text})
             at += width
-    names = [name for name, _ in drawn]
-    base = base_chart(data).encode(y=alt.Y("bar:N", title=None, sort=names, axis=_axis_y()))
+    base = base_chart(data).encode(y=_names_axis(names))
     x = alt.X("start:Q", axis=_milliseconds(), scale=alt.Scale(nice=False))
-    bars_drawn = base.mark_bar(height={"band": 0.66}).encode(
-        x=x, x2="end:Q", color=alt.Color("colour:N", scale=None, legend=None)
-    )
+    drawn = base.mark_bar(height={"band": 0.66}).encode(x=x, x2="end:Q", color=_fill())
     texts = base.mark_text(color="#ffffff", fontWeight="bold").encode(x="middle:Q", text="text:N")
     shown = [row for row in account.rows if row.ms.value > 0]
-    legend = mark_legend([row.label for row in shown], [colours[row.id] for row in shown], "square")
+    legend = colour_legend(
+        [row.label for row in shown], [colours[row.id] for row in shown], "square"
+    )
     note = "Both do the same work per device." if len(names) > 1 else ""
-    chart = _wide(alt.layer(bars_drawn, texts), len(names), 48)
+    chart = _wide(alt.layer(drawn, texts), len(names), 48)
     return drawing.render(chart, "Where a step goes, ms", note, legend)
 
 
-def waterfall_bars(account: StepAccount) -> list[WaterfallBar]:
-    """Compute, then every cost on top of it, up to the measured step."""
-    colours, at, bars = _colours(account), 0.0, list[WaterfallBar]()
+def waterfall_rows(account: StepAccount) -> list[FigureRow]:
+    """Return compute, then every cost on top of it, up to the measured step, as bars in ms.
+
+    ``low`` and ``high`` bound where a bar ends.
+    """
+
+    def row(name: str, start: float, ms: Interval, colour: str, text: str) -> FigureRow:
+        bounds = {"low": start + (ms.value if ms.low is None else ms.low)}
+        bounds["high"] = start + (ms.value if ms.high is None else ms.high)
+        place = {"start": start, "end": start + ms.value}
+        return {"name": name, "colour": colour, "text": text, **place, **bounds}
+
+    colours, at, rows = _colours(account), 0.0, list[FigureRow]()
     step = account.step_ms
-    for row in account.rows:
-        end = at + row.ms.value
-        part = format_percent(row.ms.value / step.value)
-        bars.append(_bar(row, at, end, colours[row.id], f"{format_ms(row.ms.value)} ms, {part}"))
-        at = end
-    total = WaterfallBar(
-        name="measured step",
-        start=0.0,
-        end=step.value,
-        colour=TEXT,
-        text=f"{format_ms(step.value)} ms",
-        low=step.low,
-        high=step.high,
-    )
-    return [*bars, total]
-
-
-def _bar(row: AccountRow, at: float, end: float, colour: str, text: str) -> WaterfallBar:
-    low, high = row.ms.low, row.ms.high
-    return WaterfallBar(
-        name=row.label,
-        start=at,
-        end=end,
-        colour=colour,
-        text=text,
-        low=None if low is None else at + low,
-        high=None if high is None else at + high,
-    )
+    for cost in account.rows:
+        text = f"{format_ms(cost.ms.value)} ms, {format_percent(cost.ms.value / step.value)}"
+        rows.append(row(cost.label, at, cost.ms, colours[cost.id], text))
+        at += cost.ms.value
+    return [*rows, row("measured step", 0.0, step, TEXT, f"{format_ms(step.value)} ms")]
 
 
 def _waterfall_figure(drawing: FigureRenderer, budget: Budget, account: StepAccount) -> Figure:
-    bars = waterfall_bars(account)
+    rows = waterfall_rows(account)
     # An interval may be far wider than the step: it ends at the edge of the picture.
-    right = 1.3 * max(bar.end for bar in bars)
-    data: list[dict[str, Any]] = []
-    for bar in bars:
-        low = max(0.0, bar.low if bar.low is not None else bar.end)
-        high = min(right, bar.high if bar.high is not None else bar.end)
-        edge = max(bar.start, bar.end, high)
-        data.append(
-            {
-                "name": bar.name,
-                "start": min(bar.start, bar.end),
-                "end": max(bar.start, bar.end),
-                "colour": bar.colour,
-                "text": bar.text,
-                "low": min(low, high),
-                "high": high,
-                "edge": edge,
-            }
-        )
-    names = [bar.name for bar in bars]
-    base = base_chart(data).encode(y=alt.Y("name:N", title=None, sort=names, axis=_axis_y()))
+    right = 1.3 * max(row["end"] for row in rows)
+    for row in rows:
+        row["start"], row["end"] = sorted((row["start"], row["end"]))
+        row["high"] = min(right, row["high"])
+        row["low"] = min(max(0.0, row["low"]), row["high"])
+        row["edge"] = max(row["end"], row["high"])
+    base = base_chart(rows).encode(y=_names_axis([row["name"] for row in rows]))
     scale = alt.Scale(domain=[0, 1.15 * right], nice=False)
-    drawn = base.mark_bar(height={"band": 0.62}).encode(
-        x=alt.X("start:Q", axis=_milliseconds(), scale=scale),
-        x2="end:Q",
-        color=alt.Color("colour:N", scale=None, legend=None),
-    )
-    intervals = base.mark_rule(color=MUTED, strokeWidth=1.5).encode(
-        x=alt.X("low:Q", scale=scale), x2="high:Q"
-    )
-    texts = base.mark_text(align="left", dx=8, color=TEXT).encode(
-        x=alt.X("edge:Q", scale=scale), text="text:N"
-    )
-    chart = _wide(alt.layer(drawn, intervals, texts), len(bars))
+    x = alt.X("start:Q", axis=_milliseconds(), scale=scale)
+    drawn = base.mark_bar(height={"band": 0.62}).encode(x=x, x2="end:Q", color=_fill())
+    rule = base.mark_rule(color=MUTED, strokeWidth=1.5)
+    intervals = rule.encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
+    text = base.mark_text(align="left", dx=8, color=TEXT)
+    texts = text.encode(x=alt.X("edge:Q", scale=scale), text="text:N")
+    chart = _wide(alt.layer(drawn, intervals, texts), len(rows))
     title = f"A step on {pluralize(budget.devices, 'device')}, ms"
     note = "Lines are 95 % intervals; those wider than the picture end at its edge."
     return drawing.render(chart, title, note)
@@ -268,10 +206,10 @@ def _trials_figure(drawing: FigureRenderer, trials: tuple[TrialSummary, ...]) ->
         .encode(
             y=alt.Y("label:N", title=None, sort=names, axis=axis),
             x=alt.X("ms:Q", axis=_milliseconds(), scale=alt.Scale(zero=True, nice=False)),
-            color=alt.Color("colour:N", scale=None, legend=None),
+            color=_fill(),
         )
     )
-    legend = mark_legend(["1 device", "all devices"], (SERIES[1], SERIES[2]), "circle")
+    legend = colour_legend(["1 device", "all devices"], (SERIES[1], SERIES[2]), "circle")
     title = "Every run of every variant, ms per step"
     note = (
         "One dot per run, without the time between epochs. A difference of two variants is a cost."

@@ -14,15 +14,14 @@ from nfold.analysis.cell_labels import failure_location
 from nfold.analysis.cells import group_cells, measurement_json
 from nfold.analysis.comparison import CellResult, compare_all
 from nfold.analysis.part_timings import part_timings
-from nfold.analysis.sections import ReportSection
+from nfold.analysis.sections import ReportSection, headline_sentences
 from nfold.core.format import superscript, terminal_safe
 from nfold.core.measurement import Measurement
 from nfold.core.plan import PLAN_FIELDS
 from nfold.core.serialization import JSON_SCHEMA_VERSION
 from nfold.core.stats import Interval
 from nfold.fieldreports.sheets import FieldReport
-from nfold.report import operation_parts, tables
-from nfold.report.summary_sentences import headline_sentences
+from nfold.report import tables
 
 CsvRow = dict[str, Any]
 
@@ -56,6 +55,7 @@ def part_timings_csv(sections: Sequence[ReportSection]) -> str:
 
 def _cell(section: ReportSection, result: CellResult) -> CsvRow:
     cell, compared = result.cell, result.comparison
+    worst = cell.first_failed_or_first
     caveats = [caveat for m in cell.measurements for caveat in m.warnings]
     caveats += compared.caveats if compared else ()
     return {
@@ -66,10 +66,8 @@ def _cell(section: ReportSection, result: CellResult) -> CsvRow:
         **{name: getattr(result.plan, name) for name in PLAN_FIELDS},
         "repeats": len(cell.measurements),
         "repeats_ok": len(cell.successful),
-        "status": "ok" if result.succeeded else cell.first_failed_or_first.status,
-        "cause": ""
-        if result.succeeded or cell.first_failed_or_first.cause is None
-        else failure_location(cell.first_failed_or_first),
+        "status": "ok" if result.succeeded else worst.status,
+        "cause": "" if result.succeeded or worst.cause is None else failure_location(worst),
         "epoch_1_s": result.first_epoch_s,
         "epochs_2_up_median_s": result.later_epochs_s,
         "training_s": result.training_s,
@@ -78,21 +76,18 @@ def _cell(section: ReportSection, result: CellResult) -> CsvRow:
         **_interval("step_ms", cells.step_ms(cell)),
         "baseline_cell": compared.baseline.first.cell if compared else None,
         "scaling": compared.scaling if compared else None,
-        **_interval("speedup", compared.speedup if compared else None),
-        **_interval("efficiency", compared.efficiency if compared else None),
+        **_interval("speedup", result.speedup),
+        **_interval("efficiency", result.efficiency),
+        **{name: cells.maximum_bytes(cell, name) for name in cells.MEMORY_FIELDS},
         "peak_memory_bytes": result.peak_memory_bytes,
-        "data_bytes": cells.data_bytes(cell),
-        "graph_bytes": cells.graph_bytes(cell),
-        "reserved_memory_bytes": cells.reserved_memory_bytes(cell),
         "joules_per_1000_samples": result.joules_per_1000,
         "warnings": "; ".join(dict.fromkeys(caveat.text for caveat in caveats)),
     }
 
 
 def _interval(name: str, interval: Interval | None) -> CsvRow:
-    if interval is None:
-        return {name: None, f"{name}_low": None, f"{name}_high": None}
-    return {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    value, low, high = (interval.value, interval.low, interval.high) if interval else [None] * 3
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def _write_rows(rows: Sequence[CsvRow]) -> str:
@@ -136,7 +131,7 @@ def _field_blocks(field: FieldReport) -> list[str]:
 def _blocks(section: ReportSection) -> list[str]:
     made = tables.build_table(section.results)
     timings = part_timings(section.results)
-    in_parts = operation_parts.parts_table(timings)
+    in_parts = tables.parts_table(timings)
     machine = escape_markdown(section.machine.summary)
     blocks = [
         f"## {escape_markdown(section.workload)} on {machine}",
@@ -146,18 +141,13 @@ def _blocks(section: ReportSection) -> list[str]:
         _notes(made.notes),
     ]
     if in_parts is not None:
-        blocks += [
-            pipe_table(*operation_parts.flatten_parts_table(in_parts)),
-            _notes(in_parts.notes),
-        ]
+        blocks += [pipe_table(*tables.flatten_parts_table(in_parts)), _notes(in_parts.notes)]
     return [block for block in blocks if block]
 
 
 def _notes(notes: Sequence[str]) -> str:
-    marked = [
-        f"{superscript((k,))} {escape_markdown(note)}" for k, note in enumerate(notes, start=1)
-    ]
-    return "  \n".join(marked)
+    marked = enumerate(map(escape_markdown, notes), start=1)
+    return "  \n".join(f"{superscript((number,))} {note}" for number, note in marked)
 
 
 def pipe_table(
@@ -166,12 +156,8 @@ def pipe_table(
     """Return a GitHub table; ``numbers`` are right-aligned, by default all but the first column."""
     right = heads[1:] if numbers is None else numbers
     rule = ["---:" if head in right else "---" for head in heads]
-    lines = [
-        list(map(escape_markdown, heads)),
-        rule,
-        *(list(map(escape_markdown, row)) for row in rows),
-    ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head, *others = ([*map(escape_markdown, line)] for line in (heads, *rows))
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *others))
 
 
 def escape_markdown(text: str) -> str:

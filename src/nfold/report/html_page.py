@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -21,25 +22,13 @@ from nfold.analysis.sections import ReportSection
 from nfold.core.format import format_bytes, terminal_safe
 from nfold.core.machine import Machine
 from nfold.fieldreports.sheets import FieldReport
-from nfold.report import (
-    chart_elements,
-    figures,
-    operation_parts,
-    summary_sentences,
-    tables,
-)
+from nfold.report import chart_elements, figures, tables
 from nfold.report.figures import Figure
 
 # Axes whose values are right-aligned.
 NUMERIC_AXES = (
-    "devices",
-    "batch",
-    "workers",
-    "cores_per_device",
-    "epochs",
-    "steps",
-    "warmup_steps",
-    "seed",
+    *("devices", "batch", "workers", "cores_per_device"),
+    *("epochs", "steps", "warmup_steps", "seed"),
 )
 LOAD_FIGURE_NOTE = (
     "The band marks the timed windows. A device that waits while the cores of the host are busy "
@@ -47,24 +36,6 @@ LOAD_FIGURE_NOTE = (
     "load of its rank with the loader workers, in % of the cores of the device."
 )
 TEMPLATES = resources.files("nfold.report").joinpath("templates")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SectionView:
-    """The values of a section that the template needs.
-
-    ``watched`` names the run of the figures over time; empty without telemetry.
-    """
-
-    section: ReportSection
-    anchor: str
-    headline: tuple[str, ...]
-    table: tables.CellTable
-    parts: operation_parts.PartsTable | None
-    figures: tuple[Figure, ...]
-    watched: str
-    watched_cell: str
-    over_time: tuple[Figure, ...]
 
 
 def report_page(
@@ -96,28 +67,34 @@ def report_page(
 
 def _view(
     section: ReportSection, results_folder: Path, anchor: str, cell: str | None
-) -> SectionView:
+) -> dict[str, Any]:
     timings = part_timings(section.results)
     watched = sections_module.find_telemetry_run(section, results_folder, cell)
     name, over_time = "", list[Figure]()
     if watched is not None:
         name, over_time = figures.telemetry_figures(section, watched, f"{anchor}t")
-    return SectionView(
-        section=section,
-        anchor=anchor,
-        headline=tuple(summary_sentences.headline_sentences(section.results, timings)),
-        table=tables.build_table(section.results, causes_in_lines=True),
-        parts=operation_parts.parts_table(timings),
-        figures=tuple(figures.section_figures(section, timings, anchor)),
-        watched=name if over_time else "",
-        watched_cell=watched.measurement.cell if watched else "",
-        over_time=tuple(over_time),
-    )
+    return {
+        "section": section,
+        "anchor": anchor,
+        "headline": sections_module.headline_sentences(section.results, timings),
+        "table": tables.build_table(section.results, causes_in_lines=True),
+        "parts": tables.parts_table(timings),
+        "figures": figures.section_figures(section, timings, anchor),
+        "watched": name,
+        "watched_cell": watched.measurement.cell if watched else "",
+        "over_time": over_time,
+    }
 
 
 def load_style_sheet() -> str:
     """Return the style sheet of a page, with the dark colours of its figures."""
-    return TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + _dark_figures()
+    rules = [
+        f'.figure [{kind}="{light}"]{{{kind}:{dark}}}'
+        for light, dark in chart_elements.DARK_COLOURS.items()
+        for kind in ("fill", "stroke")
+    ]
+    dark_figures = f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}\n"
+    return TEMPLATES.joinpath("style.css").read_text(encoding="utf-8") + dark_figures
 
 
 def load_template(name: str) -> jinja2.Template:
@@ -131,13 +108,9 @@ def load_template(name: str) -> jinja2.Template:
     )
     environment.globals["numeric"] = NUMERIC_AXES
     environment.filters["inert"] = terminal_safe
-    environment.filters["drawn"] = _drawn
+    environment.filters["drawn"] = lambda figure: Markup(figure.svg)  # noqa: S704
     environment.filters["axis_name"] = cell_labels.axis_name
     return environment.get_template(name)
-
-
-def _drawn(figure: Figure) -> Markup:
-    return Markup(figure.svg)  # noqa: S704
 
 
 def content_security_policy(style: str) -> str:
@@ -146,21 +119,16 @@ def content_security_policy(style: str) -> str:
     return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
 
 
-def _dark_figures() -> str:
-    rules = [
-        f'.figure [{kind}="{light}"]{{{kind}:{dark}}}'
-        for light, dark in chart_elements.DARK_COLOURS.items()
-        for kind in ("fill", "stroke")
-    ]
-    return f"@media screen and (prefers-color-scheme:dark){{{''.join(rules)}}}\n"
-
-
 def machine_rows(machine: Machine) -> list[tuple[str, str]]:
     """Return the machine as (name, value) pairs, without empty values."""
+    gpus = Counter(
+        f"{gpu.name} {format_bytes(gpu.memory_bytes) if gpu.memory_bytes else ''}".strip()
+        for gpu in machine.gpus
+    )
     kinds = {f"{link.kind} {link.detail}".strip() for link in machine.links}
     pcie = {gpu.pcie for gpu in machine.gpus if gpu.pcie}
     facts = [
-        ("GPUs", _gpus(machine)),
+        ("GPUs", ", ".join(f"{many} × {name}" for name, many in gpus.items())),
         ("links between GPUs", ", ".join(sorted(kinds))),
         ("PCIe", ", ".join(sorted(pcie))),
         ("driver", machine.driver or ""),
@@ -173,13 +141,3 @@ def machine_rows(machine: Machine) -> list[tuple[str, str]]:
         ("limits", ", ".join(f"{k} {v}" for k, v in sorted(machine.limits.items()))),
     ]
     return [(name, terminal_safe(text)) for name, text in facts if text]
-
-
-def _gpus(machine: Machine) -> str:
-    kinds: dict[tuple[str, int | None], int] = {}
-    for gpu in machine.gpus:
-        kinds[gpu.name, gpu.memory_bytes] = kinds.get((gpu.name, gpu.memory_bytes), 0) + 1
-    named = [
-        (many, name, format_bytes(size) if size else "") for (name, size), many in kinds.items()
-    ]
-    return ", ".join(f"{many} × {name} {size}".strip() for many, name, size in named)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from nfold.analysis import cell_labels
 from nfold.analysis.cell_labels import Footnotes, failure_location
-from nfold.analysis.cells import Cell
 from nfold.analysis.comparison import CellResult
+from nfold.analysis.part_timings import BASELINE_COLUMN, PartTiming
 from nfold.core.format import (
     NO_NUMBER,
     STATUS_LABELS,
@@ -31,26 +32,92 @@ from nfold.core.format import (
 from nfold.core.stats import Interval
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TableEntry:
-    """One number of a row, and the numbers of its footnotes."""
+    """One number as text, and the numbers of its footnotes; ``value`` is empty without a number.
 
-    column: ResultColumn
-    shown: FormattedValue | None
+    ``about`` is its interval in full, ``spread`` the half width, ``rate`` its throughput.
+    """
+
+    value: str = ""
+    about: str = ""
+    spread: str = ""
+    rate: str = ""
     marks: tuple[int, ...] = ()
 
-    @property
-    def full(self) -> str:
-        """The value with its interval and footnotes."""
-        return self._joined(f" ({self.shown.about})" if self.shown and self.shown.about else "")
+    def text(self, *, compact: bool) -> str:
+        """Return the value with its interval and footnotes; ``compact``: with the half width."""
+        full = f"{self.about and f' ({self.about})'}{self.rate and f' · {self.rate}'}"
+        more = self.spread and f" {self.spread}" if compact else full
+        return f"{self.value or NO_NUMBER}{more}{superscript(self.marks)}"
 
-    @property
-    def compact(self) -> str:
-        """The value with the half width of its interval and its footnotes."""
-        return self._joined(f" {self.shown.spread}" if self.shown and self.shown.spread else "")
 
-    def _joined(self, interval: str) -> str:
-        return f"{self.shown.value if self.shown else NO_NUMBER}{interval}{superscript(self.marks)}"
+@dataclass(frozen=True)
+class ResultColumn:
+    """One column of numbers, by the attribute of a result.
+
+    A narrow screen drops the columns of the smallest ``weight`` first. ``caveat_kinds``: warnings
+    that concern this number rather than the throughput. ``spans``: the reason of a failed cell may
+    cover this column. ``baseline`` is the text of a baseline without this number.
+    """
+
+    key: str
+    head: str
+    short: str
+    weight: int
+    form: Callable[[Any], TableEntry]
+    caveat_kinds: tuple[str, ...] = ()
+    spans: bool = True
+    baseline: str = ""
+
+    def entry(self, result: CellResult) -> TableEntry:
+        value = getattr(result, self.key)
+        if value is None:
+            return TableEntry(self.baseline if result.is_baseline else "")
+        return self.form(value)
+
+
+def _plain(form: Callable[[Any], str]) -> Callable[[Any], TableEntry]:
+    return lambda value: TableEntry(form(value))
+
+
+def _with_bounds(interval: Interval, places: int | None = None) -> TableEntry:
+    spread = format_half_width(interval, places)
+    value = format_number(interval.value, places)
+    return TableEntry(value, format_range(interval, places), spread)
+
+
+def _speedup(speedup: Interval) -> TableEntry:
+    return replace(_with_bounds(speedup, 2), value=format_ratio(speedup.value))
+
+
+def _efficiency(efficiency: Interval) -> TableEntry:
+    about = format_range(scale_interval(efficiency, 100), 0)
+    return TableEntry(format_percent(efficiency.value), about)
+
+
+SPEEDUP_CAVEATS = ("weak_scaling", "different_workers", "superlinear")
+# always shown; carries failures, and warnings without a column of their own
+MAIN_COLUMN = "samples_per_s"
+NUMBER, BYTES = _plain(format_number), _plain(format_bytes)
+RESULT_COLUMNS = (
+    ResultColumn("first_epoch_s", "epoch 1 [s]", "epoch 1 [s]", 3, NUMBER),
+    ResultColumn("later_epochs_s", "median of epochs 2+ [s]", "epochs 2+ [s]", 5, NUMBER),
+    ResultColumn("training_s", "training time", "training", 4, _plain(format_duration)),
+    ResultColumn(
+        "accuracy",
+        "accuracy",
+        "accuracy",
+        6,
+        partial(_with_bounds, places=4),
+        ("parameters_differ",),
+    ),
+    ResultColumn(MAIN_COLUMN, "images/s", "images/s", 10, _with_bounds),
+    ResultColumn("speedup", "speedup", "speedup", 9, _speedup, SPEEDUP_CAVEATS, baseline="1"),
+    ResultColumn("efficiency", "efficiency", "efficiency", 8, _efficiency, ("superlinear",)),
+    ResultColumn("peak_memory_bytes", "peak memory", "memory", 2, BYTES, spans=False),
+    ResultColumn("joules_per_1000", "J per 1,000 samples", "J/1,000", 1, NUMBER, spans=False),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,49 +152,38 @@ def build_table(found: Sequence[CellResult], *, causes_in_lines: bool = False) -
 
     The cause of a failure is a footnote, or with ``causes_in_lines`` part of the row.
     """
+
+    def order(result: CellResult) -> tuple[tuple[bool, Any], ...]:
+        values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
+        return tuple((value is not None, value) for value in values)
+
     cells = [result.cell for result in found]
     differing = cell_labels.varying_axes(cells)
-    columns = tuple(
-        c for c in RESULT_COLUMNS if c.key == MAIN_COLUMN or any(c.format(r) for r in found)
-    )
-    ordered = sorted(found, key=lambda result: _order(result, differing))
+    columns = [
+        c for c in RESULT_COLUMNS if c.key == MAIN_COLUMN or any(c.entry(r).value for r in found)
+    ]
+    ordered = sorted(found, key=order)
     notes = Footnotes()
     lines = [_line(result, differing, columns, notes, causes_in_lines) for result in ordered]
+    begins = [False, *(_group(above) != _group(below) for above, below in pairwise(ordered))]
+    most = max(len(cell.measurements) for cell in cells)
+    repeats = [("repeats", str(most))] if most > 1 else []
     return CellTable(
         axes=differing,
-        columns=columns,
-        lines=_grouped(lines),
+        columns=tuple(columns),
+        lines=tuple(replace(line, group=new) for line, new in zip(lines, begins, strict=True)),
         shared=tuple(
             (name, terminal_safe(text))
-            for name, text in [*cell_labels.shared_values(cells), *_repeats(cells)]
+            for name, text in [*cell_labels.shared_values(cells), *repeats]
         ),
         notes=tuple(notes.texts),
     )
 
 
-def _order(result: CellResult, differing: Sequence[str]) -> tuple[tuple[bool, Any], ...]:
-    values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
-    return tuple((value is not None, value) for value in values)
-
-
-def _grouped(lines: list[TableRow]) -> tuple[TableRow, ...]:
-    keys = [_group(line.result) for line in lines]
-    new = [False, *(now != before for before, now in pairwise(keys))]
-    return tuple(replace(line, group=begins) for line, begins in zip(lines, new, strict=True))
-
-
-def _group(result: CellResult) -> tuple[Any, ...]:
-    kept = [
-        axis
-        for axis in cell_labels.CELL_AXES
-        if axis != "devices" and axis not in cell_labels.DEVICE_DEPENDENT_AXES
-    ]
-    return tuple(cell_labels.axis_value(result.cell.first, axis) for axis in kept)
-
-
-def _repeats(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    most = max(len(cell.measurements) for cell in cells)
-    return [("repeats", str(most))] if most > 1 else []
+def _group(result: CellResult) -> list[Any]:
+    free = ("devices", *cell_labels.DEVICE_DEPENDENT_AXES)
+    kept = [axis for axis in cell_labels.CELL_AXES if axis not in free]
+    return [cell_labels.axis_value(result.cell.first, axis) for axis in kept]
 
 
 def _line(
@@ -139,49 +195,39 @@ def _line(
 ) -> TableRow:
     values = [cell_labels.axis_value(result.cell.first, axis) for axis in differing]
     in_note = result.succeeded or not cause_in_line
-    marks_by_column = _footnote_marks(result, columns, notes, _failures(result) if in_note else [])
+    marks = _footnote_marks(result, columns, notes, _failures(result) if in_note else [])
+    shown = [(column.key, column.entry(result)) for column in columns]
     worst = result.cell.first_failed_or_first
     return TableRow(
         result=result,
         places=tuple(NO_NUMBER if value is None else terminal_safe(str(value)) for value in values),
-        entries=tuple(_entry(result, column, marks_by_column) for column in columns),
+        entries=tuple(
+            replace(entry, marks=tuple(sorted(marks[key])) if entry.value else ())
+            for key, entry in shown
+        ),
         status="" if result.succeeded else STATUS_LABELS[worst.status],
         cause="" if in_note or worst.cause is None else failure_location(worst),
-        marks=() if result.succeeded else tuple(sorted(marks_by_column.get(MAIN_COLUMN, set()))),
+        marks=() if result.succeeded else tuple(sorted(marks[MAIN_COLUMN])),
     )
-
-
-def _entry(
-    result: CellResult, column: ResultColumn, marks_by_column: dict[str, set[int]]
-) -> TableEntry:
-    shown = column.format(result)
-    marks = tuple(sorted(marks_by_column.get(column.key, set()))) if shown else ()
-    return TableEntry(column=column, shown=shown, marks=marks)
 
 
 def _footnote_marks(
     result: CellResult, columns: Sequence[ResultColumn], notes: Footnotes, failures: Sequence[str]
 ) -> dict[str, set[int]]:
-    marks: dict[str, set[int]] = {}
-    for measurement in result.cell.measurements:
-        for caveat in measurement.warnings:
-            for key in _caveat_columns(caveat.kind, columns):
-                marks.setdefault(key, set()).add(notes.mark(caveat.text))
-    for text in failures:
-        marks.setdefault(MAIN_COLUMN, set()).add(notes.mark(text))
-    for caveat in result.comparison.caveats if result.comparison is not None else ():
-        number = notes.mark(caveat.text)
-        for key in _caveat_columns(caveat.kind, columns):
-            marks.setdefault(key, set()).add(number)
+    marks: dict[str, set[int]] = defaultdict(set)
+    own = [(caveat.kind, caveat.text) for m in result.cell.measurements for caveat in m.warnings]
+    compared = result.comparison.caveats if result.comparison is not None else ()
+    others = [(caveat.kind, caveat.text) for caveat in compared]
+    for kind, text in [*own, *(("", text) for text in failures), *others]:
+        number = notes.mark(text)
+        concerned = [column.key for column in columns if kind in column.caveat_kinds]
+        for key in concerned or [MAIN_COLUMN]:
+            marks[key].add(number)
     return marks
 
 
-def _caveat_columns(kind: str, columns: Sequence[ResultColumn]) -> list[str]:
-    return [column.key for column in columns if kind in column.caveat_kinds] or [MAIN_COLUMN]
-
-
 def _failures(result: CellResult) -> list[str]:
-    failed = result.failed_repeats
+    failed = [m for m in result.cell.measurements if m.status != "ok"]
     if not failed or (not result.succeeded and failed[0].cause is None):
         return []
     if not result.succeeded:
@@ -200,156 +246,64 @@ def shared_text(pairs: Sequence[tuple[str, str]]) -> str:
 
 def flatten_table(made: CellTable, *, compact: bool = False) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of text."""
+
+    def text(line: TableRow, column: ResultColumn, entry: TableEntry) -> str:
+        if line.status and column.key == MAIN_COLUMN:
+            return f"{line.status}{superscript(line.marks)}"
+        return entry.text(compact=compact)
+
     heads = [column.short if compact else column.head for column in made.columns]
     lines = [
-        [*line.places, *(_flat_entry(line, entry, compact) for entry in line.entries)]
+        [
+            *line.places,
+            *(text(line, *pair) for pair in zip(made.columns, line.entries, strict=True)),
+        ]
         for line in made.lines
     ]
     return [*map(cell_labels.axis_name, made.axes), *heads], lines
 
 
-def _flat_entry(line: TableRow, entry: TableEntry, compact: bool) -> str:
-    if line.status and entry.column.key == MAIN_COLUMN:
-        return f"{line.status}{superscript(line.marks)}"
-    return entry.compact if compact else entry.full
-
-
 @dataclass(frozen=True, kw_only=True)
-class FormattedValue:
-    """A number as text; ``about`` is its interval in full, ``spread`` its half width."""
+class PartsTable:
+    """Parts of an operation by device count; ``baselines`` have one entry per part."""
 
-    value: str
-    about: str = ""
-    spread: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultColumn:
-    """One column of numbers.
-
-    A narrow screen drops the columns of the smallest ``weight`` first. ``spans``: the reason of a
-    failed cell may cover this column. ``caveat_kinds``: warnings that concern this number rather than
-    the throughput.
-    """
-
-    key: str
-    head: str
-    short: str
-    format: Callable[[CellResult], FormattedValue | None]
-    weight: int
-    spans: bool = True
-    caveat_kinds: tuple[str, ...] = ()
+    columns: tuple[str, ...]
+    parts: tuple[tuple[str, tuple[TableEntry, ...]], ...]
+    baselines: tuple[tuple[str, TableEntry], ...]
+    notes: tuple[str, ...]
 
 
-def _seconds(seconds: float | None) -> FormattedValue | None:
-    return None if seconds is None else FormattedValue(value=format_number(seconds))
-
-
-def _with_bounds(interval: Interval | None, places: int | None = None) -> FormattedValue | None:
-    if interval is None:
+def parts_table(found: Sequence[PartTiming]) -> PartsTable | None:
+    """Build the table of parts, with CPU baselines; None without timings."""
+    if not found:
         return None
-    return FormattedValue(
-        value=format_number(interval.value, places),
-        about=format_range(interval, places),
-        spread=format_half_width(interval, places),
+    notes = Footnotes()
+    columns = tuple(dict.fromkeys(t.column for t in found if not t.baseline))
+    names = tuple(dict.fromkeys(t.part for t in found if not t.baseline))
+    at = {(t.part, t.column): _part_entry(t, notes) for t in found if not t.baseline}
+    return PartsTable(
+        columns=columns,
+        parts=tuple(
+            (name, tuple(at.get((name, column), TableEntry()) for column in columns))
+            for name in names
+        ),
+        baselines=tuple((t.part, _part_entry(t, notes)) for t in found if t.baseline),
+        notes=tuple(notes.texts),
     )
 
 
-def _training(result: CellResult) -> FormattedValue | None:
-    seconds = result.training_s
-    return None if seconds is None else FormattedValue(value=format_duration(seconds))
+def _part_entry(timing: PartTiming, notes: Footnotes) -> TableEntry:
+    moved = timing.bytes_per_s
+    rate = "" if moved is None else f"{format_number(moved / 1e9)} GB/s"
+    marks = tuple(notes.mark(text) for text in timing.notes)
+    return replace(_with_bounds(timing.ms), rate=rate, marks=marks)
 
 
-def _speedup(result: CellResult) -> FormattedValue | None:
-    if result.comparison is None:
-        return FormattedValue(value="1") if result.is_baseline else None
-    speedup = result.comparison.speedup
-    return FormattedValue(
-        value=format_ratio(speedup.value),
-        about=format_range(speedup, 2),
-        spread=format_half_width(speedup, 2),
-    )
-
-
-def _efficiency(result: CellResult) -> FormattedValue | None:
-    if result.comparison is None:
-        return None
-    efficiency = result.comparison.efficiency
-    in_percent = scale_interval(efficiency, 100)
-    return FormattedValue(value=format_percent(efficiency.value), about=format_range(in_percent, 0))
-
-
-def _memory(result: CellResult) -> FormattedValue | None:
-    held = result.peak_memory_bytes
-    return None if held is None else FormattedValue(value=format_bytes(held))
-
-
-RESULT_COLUMNS = (
-    ResultColumn(
-        key="first_epoch_s",
-        head="epoch 1 [s]",
-        short="epoch 1 [s]",
-        format=lambda r: _seconds(r.first_epoch_s),
-        weight=3,
-    ),
-    ResultColumn(
-        key="later_epochs_s",
-        head="median of epochs 2+ [s]",
-        short="epochs 2+ [s]",
-        format=lambda r: _seconds(r.later_epochs_s),
-        weight=5,
-    ),
-    ResultColumn(
-        key="training_s", head="training time", short="training", format=_training, weight=4
-    ),
-    ResultColumn(
-        key="accuracy",
-        head="accuracy",
-        short="accuracy",
-        format=lambda r: _with_bounds(r.accuracy, 4),
-        weight=6,
-        caveat_kinds=("parameters_differ",),
-    ),
-    ResultColumn(
-        key="samples_per_s",
-        head="images/s",
-        short="images/s",
-        format=lambda r: _with_bounds(r.samples_per_s),
-        weight=10,
-    ),
-    ResultColumn(
-        key="speedup",
-        head="speedup",
-        short="speedup",
-        format=_speedup,
-        weight=9,
-        caveat_kinds=("weak_scaling", "different_workers", "superlinear"),
-    ),
-    ResultColumn(
-        key="efficiency",
-        head="efficiency",
-        short="efficiency",
-        format=_efficiency,
-        weight=8,
-        caveat_kinds=("superlinear",),
-    ),
-    ResultColumn(
-        key="peak_memory_bytes",
-        head="peak memory",
-        short="memory",
-        format=_memory,
-        weight=2,
-        spans=False,
-    ),
-    ResultColumn(
-        key="joules_per_1000",
-        head="J per 1,000 samples",
-        short="J/1,000",
-        format=lambda r: _seconds(r.joules_per_1000),
-        weight=1,
-        spans=False,
-    ),
-)
-
-# always shown; carries failures, and warnings without a column of their own
-MAIN_COLUMN = "samples_per_s"
+def flatten_parts_table(
+    made: PartsTable, *, compact: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of text, baselines in the first column."""
+    blank = [""] * (len(made.columns) - 1)
+    rows = [[name, *(one.text(compact=compact) for one in row)] for name, row in made.parts]
+    rows += [[name, entry.text(compact=compact), *blank] for name, entry in made.baselines]
+    return ["part [ms]", *(made.columns or (BASELINE_COLUMN,))], rows

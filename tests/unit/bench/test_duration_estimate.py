@@ -9,13 +9,13 @@ import pytest
 
 from made import machine
 from nfold import workloads
-from nfold.bench.duration_estimate import (
+from nfold.bench.grid import GridCell, build_grids, parse_axes
+from nfold.bench.sweep import (
     ASSUMED_FLOP_PER_S,
     ASSUMED_OPERATION_PARTS,
     ASSUMED_START_S,
     estimate_duration,
 )
-from nfold.bench.grid import GridCell, build_grid, parse_axes
 from nfold.core.measurement import Epoch, Measurement, Status
 from nfold.core.plan import Plan
 from timed import rank
@@ -28,7 +28,7 @@ def _cell(
 ) -> GridCell:
     common = Plan(steps=steps, epochs=epochs, warmup_steps=0)
     axes = parse_axes(workload, {"devices": "1", **lists}, common=common)
-    (cell,) = build_grid(axes, HOST, lambda *_: None).cells
+    (cell,) = build_grids([axes], HOST, lambda *_: None).cells
     return cell
 
 

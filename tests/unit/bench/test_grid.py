@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from made import machine
-from nfold.bench.grid import Grid, build_grid, parse_axes
+from nfold.bench.grid import Grid, build_grids, parse_axes
 from nfold.core.errors import DevicesMissing, ExtraMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
 from nfold.core.plan import Plan
@@ -27,7 +27,7 @@ def _grid(
     axes = parse_axes(
         workload, lists, common=common or Plan(), parameters=parameters, scaling=scaling
     )
-    return build_grid(axes, host or machine(gpus=4, cores=16), _not_captured)
+    return build_grids([axes], host or machine(gpus=4, cores=16), _not_captured)
 
 
 def test_the_grid_is_the_product_in_the_order_of_the_axes() -> None:
@@ -162,7 +162,7 @@ def _without_jax(_: Workload, plan: Plan, __: Machine) -> str | None:
 def test_a_framework_that_is_not_installed_is_a_cell_beside_others_and_an_error_alone() -> None:
     def grid(frameworks: str) -> Grid:
         asked = parse_axes("digits", {"framework": frameworks}, common=Plan())
-        return build_grid(asked, machine(), _without_jax)
+        return build_grids([asked], machine(), _without_jax)
 
     here, missing = grid("torch,jax").cells
     assert here.unsupported_reason is None

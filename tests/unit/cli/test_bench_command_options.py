@@ -239,6 +239,7 @@ def test_a_further_rank_of_a_job_says_and_stores_nothing(
 LONG = {"batch": "100,200", "framework": "simulated"}
 PLANTED = FieldReportSpec(
     name="cifar-scaling",
+    build=catalog.FIELD_REPORTS["cifar-scaling"].build,
     full=(ReportGrid(workload="cnn10", axes=LONG, epochs=2),),
     quick=(
         ReportGrid(workload="cnn10", axes=LONG, epochs=2),

@@ -21,9 +21,8 @@ from goldens import check_golden
 from made import machine
 from nfold import cli
 from nfold.analysis.sections import group_sections
-from nfold.bench.duration_estimate import estimate_duration
 from nfold.bench.grid import build_grids, parse_axes
-from nfold.bench.sweep import schedule_sweep
+from nfold.bench.sweep import estimate_duration, schedule_sweep
 from nfold.cli import bench_command, env_command, report_command
 from nfold.cli.app import app
 from nfold.cli.render import TextTable, print_table

@@ -8,7 +8,7 @@ import pytest
 
 from made import machine
 from measured import measurement
-from nfold.bench.grid import build_grid, parse_axes
+from nfold.bench.grid import build_grids, parse_axes
 from nfold.bench.sweep import CellRun
 from nfold.cli.progress import (
     RemainingTime,
@@ -34,7 +34,7 @@ class Clock:
 
 def _turn(repeat: int = 0) -> CellRun:
     axes = parse_axes("digits", {"devices": "1,2"}, common=Plan())
-    return CellRun(cell=build_grid(axes, machine(), lambda *_: None).cells[1], repeat=repeat)
+    return CellRun(cell=build_grids([axes], machine(), lambda *_: None).cells[1], repeat=repeat)
 
 
 @pytest.mark.parametrize(

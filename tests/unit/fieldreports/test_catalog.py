@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from made import machine
 from nfold.bench.grid import Grid, build_grids
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.machine import Machine
+from nfold.core.plan import Plan
 from nfold.fieldreports.catalog import (
     FIELD_REPORTS,
     ReportGrid,
-    ReportSelection,
     default_devices,
     find_report,
     select_axes,
@@ -21,9 +23,15 @@ TRAINED = ReportGrid(workload="mnist", axes={"framework": "torch", "batch": "100
 TIMED = ReportGrid(workload="conv2d", steps=30, max_devices=1)
 
 
-def _grid(parts: tuple[ReportGrid, ...], host: Machine, **chosen: object) -> Grid:
-    said = {"devices": default_devices(host), **chosen}
-    axes = select_axes(parts, ReportSelection(**said))  # type: ignore[arg-type]
+def _grid(
+    parts: tuple[ReportGrid, ...],
+    host: Machine,
+    devices: str | None = None,
+    axis_values: dict[str, str] | None = None,
+    **common: Any,
+) -> Grid:
+    devices = devices or default_devices(host)
+    axes = select_axes(parts, devices, Plan(**common), axis_values or {})
     return build_grids(axes, host, lambda *_: None)
 
 
@@ -101,7 +109,7 @@ def test_a_user_narrows_values_and_gives_other_lengths() -> None:
         ({"steps": 10}, "has a length in steps"),
     ],
 )
-def test_what_leaves_nothing_is_refused(chosen: dict[str, object], text: str) -> None:
+def test_what_leaves_nothing_is_refused(chosen: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         _grid((TRAINED,), machine(), **chosen)
 

@@ -14,7 +14,7 @@ from nfold.engines.simulated import Scenario
 from nfold.explain.result.budget import Change
 from nfold.explain.result.view import build_view
 from nfold.report.explanation import explanation_markdown, format_interval
-from nfold.report.explanation_page import code_excerpt, explanation_page, waterfall_bars
+from nfold.report.explanation_page import code_excerpt, explanation_page, waterfall_rows
 
 COSTLY = Scenario(
     compute_ms_per_sample=0.1, exchange_ms=3.0, straggler_ms=2.0, straggler_rank=1, latency_ms=1.0
@@ -25,8 +25,8 @@ VIEW = build_view(BUDGET)
 
 def test_every_bar_begins_where_the_one_before_ends() -> None:
     assert BUDGET.account is not None
-    bars = waterfall_bars(BUDGET.account)
-    assert [bar.name for bar in bars] == [
+    bars = waterfall_rows(BUDGET.account)
+    assert [bar["name"] for bar in bars] == [
         "model compute",
         "gradient communication",
         "waiting for slower ranks",
@@ -34,9 +34,9 @@ def test_every_bar_begins_where_the_one_before_ends() -> None:
         "measured step",
     ]
     for before, after in pairwise(bars[:-1]):
-        assert after.start == before.end
-    assert bars[-2].end == pytest.approx(bars[-1].end)
-    assert bars[-1].end == pytest.approx(16)
+        assert after["start"] == before["end"]
+    assert bars[-2]["end"] == pytest.approx(bars[-1]["end"])
+    assert bars[-1]["end"] == pytest.approx(16)
 
 
 def test_the_page_has_three_pictures_and_no_script() -> None:

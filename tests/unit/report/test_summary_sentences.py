@@ -5,9 +5,9 @@ import measured_grids
 from nfold.analysis.cells import group_cells
 from nfold.analysis.comparison import compute_results
 from nfold.analysis.part_timings import part_timings
+from nfold.analysis.sections import headline_sentences
 from nfold.core.measurement import FailureCause, Measurement
 from nfold.report import tables
-from nfold.report.summary_sentences import headline_sentences
 
 
 def said(*made: Measurement) -> str:

@@ -25,8 +25,8 @@ def test_a_gpu_machine_gives_a_panel_for_each_quantity(tmp_path: Path) -> None:
         "host CPU [%]",
     ]
     assert panels[0].lines == ["GPU 0", "GPU 1"]
-    assert panels[0].points[0].seconds == 0
-    assert max(point.value for point in panels[1].points) == pytest.approx(22)
+    assert panels[0].rows[0]["x"] == 0
+    assert max(row["y"] for row in panels[1].rows) == pytest.approx(22)
 
 
 def test_a_machine_without_a_gpu_gives_the_host_and_its_ranks(tmp_path: Path) -> None:
@@ -44,16 +44,17 @@ def test_loads_are_the_devices_and_the_host_over_the_same_seconds(tmp_path: Path
     made = measured.measurement(devices=2)
     found = chart_data.read_load_panels(write(tmp_path, measured_grids.telemetry_csv(made)))
     assert found is not None
-    assert found.devices.lines == ["GPU 0", "GPU 1"]
-    assert found.host.lines == ["host"]
-    assert {p.seconds for p in found.devices.points} == {p.seconds for p in found.host.points}
+    devices, host = found
+    assert devices.lines == ["GPU 0", "GPU 1"]
+    assert host.lines == ["host"]
+    assert {row["x"] for row in devices.rows} == {row["x"] for row in host.rows}
 
 
 def test_the_load_of_a_cpu_device_is_in_percent_of_its_own_cores(tmp_path: Path) -> None:
     text = "monotonic_s,utc,host_cpu_percent,rank0_cpu_percent\n5.0,x,80,300\n6.0,x,90,400\n"
     found = chart_data.read_load_panels(write(tmp_path, text), cores_per_device=4)
     assert found is not None
-    assert [point.value for point in found.devices.points] == [75, 100]
+    assert [row["y"] for row in found[0].rows] == [75, 100]
     assert (
         chart_data.read_load_panels(write(tmp_path, "monotonic_s,utc,host_cpu_percent\n5.0,x,80\n"))
         is None
@@ -66,7 +67,7 @@ def test_what_the_device_does_not_say_is_left_out(tmp_path: Path) -> None:
         "5.0,x,,10,\n6.0,x,,nan,\n7.0,x,,30,[N/A]\n8.0,x\n"
     )
     (panel,) = chart_data.read_panels(write(tmp_path, text))
-    assert [(p.seconds, p.value) for p in panel.points] == [(0, 10), (2, 30)]
+    assert [(row["x"], row["y"]) for row in panel.rows] == [(0, 10), (2, 30)]
 
 
 def test_an_empty_file_gives_nothing(tmp_path: Path) -> None:
