@@ -181,10 +181,15 @@ class ScriptProfiler:
 
     @property
     def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that must be equal on all ranks."""
-        return replicated_parameters(
-            self._parallelism(), self._wrappers, self.parameters, self._events
-        )
+        """The parameters that must be equal on all ranks: none of a sharded model."""
+        parallelism, parameters = self._parallelism(), self.parameters
+        if parallelism in SHARDED:
+            return ()
+        # A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
+        if parallelism != "ddp" or not any(self._events.counts[name] for name in ALL_TO_ALL):
+            return parameters
+        wrapped = {id(p) for module in self._wrappers.ddp for p in module.parameters()}
+        return [parameter for parameter in parameters if id(parameter) in wrapped]
 
     def on_step(self, step_input: StepInput) -> int:
         """Record a step and return its samples.
@@ -240,7 +245,6 @@ class ScriptProfiler:
         self._compiler.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
-        """Return the profile with the facts of the timed steps."""
         retries = devices.allocator_retries() - self._warm_up_retries
         waits_s = self._dataloaders.first_waits_s
         waits_s = waits_s[1:] or waits_s
@@ -329,24 +333,6 @@ def detect_parallelism(
     return "other" if any(events.counts[name] for name in LOCAL_COLLECTIVES) else "none"
 
 
-def replicated_parameters(
-    parallelism: Parallelism,
-    wrappers: DataParallelHooks,
-    parameters: Sequence[Tensor],
-    events: EventCounter,
-) -> Sequence[Tensor]:
-    """Return the parameters that must be equal on all ranks: none of a sharded model.
-
-    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
-    """
-    if parallelism in SHARDED:
-        return ()
-    if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
-        return parameters
-    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
-    return [parameter for parameter in parameters if id(parameter) in wrapped]
-
-
 def has_process_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -357,7 +343,6 @@ def world_size() -> int:
 
 
 def group_facts(device: str) -> dict[str, Any]:
-    """Return the facts of the process group, with its backend for a kind of device."""
     if not has_process_group():
         return {"process_group": False, "backend": None, "world_size": 1}
     pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
@@ -367,7 +352,6 @@ def group_facts(device: str) -> dict[str, Any]:
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the facts of the trained parameters, and of convolutions and normalisations."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
@@ -380,7 +364,6 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
-    """Return the events per step, over so many steps."""
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
     names = sorted(set(counts) - {COPY, PINNED, HOST_SYNC})

@@ -30,7 +30,7 @@ from nfold.instrument.epoch_boundaries import (
 from nfold.instrument.hooks.distributed_hooks import install_spawn_hooks
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
-from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides, StepCount
+from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
 from nfold.instrument.optimizer_steps import (
     OptimizerStepHooks,
@@ -145,7 +145,6 @@ class InstrumentedRun:
         self._patches.undo()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
-        """Count a step if this optimizer ends it."""
         with self._record_refusal():
             if self._step_optimizer.ends_step(optimizer):
                 self._count_step()
@@ -164,7 +163,7 @@ class InstrumentedRun:
             self._clock.set_devices(self.devices)
             self._recorder.device = self.devices.describe()
         samples = self._profiler.on_step(step_input)
-        self._recorder.record_step(StepCount(samples, step_input.sample_hash), None)
+        self._recorder.record_steps(1, samples, step_input.sample_hash, None)
         if self.steps == 1:
             self._profiler.on_first_step()
             self._stack_sampler.start()

@@ -34,10 +34,10 @@ from nfold.workloads.conv2d.torch_devices import (
     to_float32,
 )
 
-TorchTask = ConvTask[torch.device]
+Task = ConvTask[torch.device]
 
 
-def run_parts(task: TorchTask, clock: Clock = time.monotonic) -> ConvResult:
+def run_parts(task: Task, clock: Clock = time.monotonic) -> ConvResult:
     """Time every part on one rank; ``clock`` is the host's monotonic clock in seconds.
 
     Raises Unsupported for an impossible plan and Mismatch for a result that differs from scipy's.

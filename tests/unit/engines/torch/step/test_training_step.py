@@ -16,7 +16,7 @@ from nfold.engines.torch.communication.data_parallel import micro_batch_context
 from nfold.engines.torch.lr_schedule import ConstantLearningRate, OneCycleLearningRate
 from nfold.engines.torch.precision import Precision
 from nfold.engines.torch.step.forward import Forward
-from nfold.engines.torch.step.training_step import EagerStep, EpochTensor
+from nfold.engines.torch.step.training_step import EpochTensor, TrainingStep
 from nfold.workloads.torch_networks import sgd
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ HALF = tuple(
 )
 
 
-def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
+def _update(weight: nn.Parameter, taken: list[str]) -> TrainingStep:
     def way(name: str) -> Forward:
         def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
             taken.append(name)
@@ -37,7 +37,7 @@ def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     slot = micro_batch_context(nn.Identity(), CurrentShare(1))
     precision = Precision("fp32", CPU)
-    return EagerStep(
+    return TrainingStep(
         way("usual"), way("rare"), {4}, precision, optimizer, slot, ConstantLearningRate()
     )
 
@@ -73,7 +73,7 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
         return loss
 
     slot = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(
+    update = TrainingStep(
         forward, forward, (), arithmetic, sgd(model, 0.05), slot, ConstantLearningRate()
     )
     losses = list[float]()
@@ -144,7 +144,7 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
         return loss
 
     slot = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate)
+    update = TrainingStep(forward, forward, (), arithmetic, optimizer, slot, rate)
     batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
     losses = list[float]()
     for first in range(0, 6, chain):
