@@ -181,15 +181,10 @@ class ScriptProfiler:
 
     @property
     def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that must be equal on all ranks: none of a sharded model."""
-        parallelism, parameters = self._parallelism(), self.parameters
-        if parallelism in SHARDED:
-            return ()
-        # A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
-        if parallelism != "ddp" or not any(self._events.counts[name] for name in ALL_TO_ALL):
-            return parameters
-        wrapped = {id(p) for module in self._wrappers.ddp for p in module.parameters()}
-        return [parameter for parameter in parameters if id(parameter) in wrapped]
+        """The parameters that must be equal on all ranks."""
+        return replicated_parameters(
+            self._parallelism(), self._wrappers, self.parameters, self._events
+        )
 
     def on_step(self, step_input: StepInput) -> int:
         """Record a step and return its samples.
@@ -331,6 +326,24 @@ def detect_parallelism(
     if wrappers.dp:
         return "dp"
     return "other" if any(events.counts[name] for name in LOCAL_COLLECTIVES) else "none"
+
+
+def replicated_parameters(
+    parallelism: Parallelism,
+    wrappers: DataParallelHooks,
+    parameters: Sequence[Tensor],
+    events: EventCounter,
+) -> Sequence[Tensor]:
+    """Return the parameters that must be equal on all ranks: none of a sharded model.
+
+    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
+    """
+    if parallelism in SHARDED:
+        return ()
+    if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
+        return parameters
+    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
+    return [parameter for parameter in parameters if id(parameter) in wrapped]
 
 
 def has_process_group() -> bool:

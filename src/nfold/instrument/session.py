@@ -101,7 +101,11 @@ class InstrumentedRun:
             trainer_detector,
         )
         self._interleaver = ScriptInterleaver(
-            task, self._variant, self._recorder, observer, self._profiler
+            task,
+            self._variant,
+            self._recorder,
+            observer,
+            lambda _: self._profiler.switch_variant(),
         )
         self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
         self._fetch_total = NO_FETCHES

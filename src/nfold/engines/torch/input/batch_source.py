@@ -116,11 +116,7 @@ def build_preparation(
     """Return a function that augments on the device, if the plan says so, and normalises."""
     on_device = operations if task.plan.augment == "device" else ()
     augment = build_augmentation(on_device, arrays, task.plan.seed, devices.primary)
-
-    def prepare(samples: InputSamples, epoch: Tensor) -> Tensor:
-        return normalize(augment(samples.images, samples.ids, epoch))
-
-    return prepare
+    return lambda samples, epoch: normalize(augment(samples.images, samples.ids, epoch))
 
 
 # Replayed batches: a whole epoch of up to MAX_WHOLE_EPOCH, else the first REPLAYED_BATCHES.

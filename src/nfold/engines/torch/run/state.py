@@ -18,6 +18,7 @@ from nfold.core.errors import UsageError
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch import checkpoint as files
 from nfold.engines.torch.batch import CurrentShare
+from nfold.engines.torch.communication.data_parallel import barrier
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.precision import LossScale
 from nfold.engines.torch.run.job import Job
@@ -65,16 +66,6 @@ class PreparedObjects:
             for number, part in enumerate(parts)
         }
 
-    def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
-        return {
-            "format": files.FORMAT,
-            "steps": self.steps,
-            "ranks": job.world_size,
-            "parts": list(self.checkpoint_parts()),
-            "loaders": [[at.position.epoch, at.position.step] for at in self.loaders],
-            "scale": None if scale is None else scale.state(),
-        }
-
 
 def save_checkpoint(
     prepared: PreparedObjects,
@@ -84,22 +75,31 @@ def save_checkpoint(
     scale: LossScale | None,
     extra: dict[str, Any],
     keep: int,
-    wait: Callable[[], None],
 ) -> Path:
     final = folder / f"step-{prepared.steps}"
     staging = folder / f".{final.name}.new"
     if job.is_main:
         files.begin_checkpoint(staging)
-    wait()
+    barrier(job.world_size)
     files.write_part(staging, f"random-{job.rank}", files.get_random_state())
     if job.is_main:
-        for name, part in prepared.checkpoint_parts().items():
+        parts = prepared.checkpoint_parts()
+        for name, part in parts.items():
             files.write_part(staging, name, part.state_dict())
-        files.write_part(staging, "progress", {**prepared.progress(scale, job), "extra": extra})
-    wait()
+        progress = {
+            "format": files.FORMAT,
+            "steps": prepared.steps,
+            "ranks": job.world_size,
+            "parts": list(parts),
+            "loaders": [[at.position.epoch, at.position.step] for at in prepared.loaders],
+            "scale": None if scale is None else scale.state(),
+            "extra": extra,
+        }
+        files.write_part(staging, "progress", progress)
+    barrier(job.world_size)
     if job.is_main:
         files.commit_checkpoint(staging, final, keep)
-    wait()
+    barrier(job.world_size)
     return final
 
 

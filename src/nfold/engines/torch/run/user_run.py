@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +24,6 @@ from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint, skipped_checkpoints_warning
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
-from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
@@ -360,7 +358,6 @@ class UserRun:
             scale=self._scale,
             extra=values,
             keep=keep,
-            wait=partial(data_parallel.barrier, self.world_size),
         )
         if not_reduced:  # the collectives of a checkpoint do not count
             self._collectives_before_evaluation = collective_count()
