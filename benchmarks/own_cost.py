@@ -75,7 +75,8 @@ def measure(task: Task, observer: Observer, blocks: int) -> dict[str, object]:
         started = time.perf_counter()
         recorder.begin_epoch()
         for batch in itertools.islice(batches, BLOCK_STEPS):
-            recorder.record_step(batch, trainer.step(batch))
+            loss = trainer.step(batch)
+            recorder.record_steps(1, batch.count, batch.sample_hash, loss)
         recorder.end_epoch()
         return time.perf_counter() - started
 

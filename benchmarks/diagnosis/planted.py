@@ -128,9 +128,9 @@ def _slow_input(clock: Clock, share: int) -> None:
 
 def _slow_exchange(clock: Clock) -> None:
     """With every bucket: of ``link`` in the real exchange alone, else with a barrier too."""
-    from nfold.engines.torch.communication import exchange_variants
+    from nfold.engines.torch.communication import gradient_exchange
 
-    usual = exchange_variants.select_all_reduce
+    usual = gradient_exchange.select_all_reduce
     costs = {"real": ("link", "synchronization"), "barrier": ("synchronization",)}
 
     def chosen(active_variant: Any) -> Any:
@@ -147,7 +147,7 @@ def _slow_exchange(clock: Clock) -> None:
 
         return slow
 
-    exchange_variants.select_all_reduce = chosen
+    gradient_exchange.select_all_reduce = chosen
 
 
 def _behind(tensor: Tensor, dose_ms: float, send: Any) -> Any:

@@ -37,7 +37,8 @@ def take_away(part: str) -> None:
     from nfold.engines.torch.communication import data_parallel, gradient_exchange
 
     if part == "exchange":
-        data_parallel._add_gradient_exchange = lambda *_: None
+        no_exchange = SimpleNamespace(overlap_optimizer=lambda _: None)
+        vars(data_parallel)["GradientExchange"] = lambda *_, **__: no_exchange
         return
     distributed = gradient_exchange.dist
 

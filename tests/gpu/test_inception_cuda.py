@@ -21,7 +21,6 @@ from nfold.engines.base import Observer, Task
 from nfold.engines.builtin_workloads import draw_distortions as each_look
 from nfold.engines.torch.batch import CanvasTensors
 from nfold.engines.torch.input.dataloader import BatchKeySampler
-from nfold.engines.torch.input.distortion import DeviceDistortion
 from nfold.engines.torch.input.image_files import (
     CanvasTransfer,
     ImageBatches,
@@ -32,6 +31,7 @@ from nfold.engines.torch.input.image_files import (
     fill_canvases,
     torchvision_decoder,
 )
+from nfold.engines.torch.input.preprocessing import DeviceDistortion
 from nfold.engines.torch.torch_workload import TorchWorkload, load_workload
 from nfold.engines.torch.trainer import train
 from nfold.telemetry.machine_inspection import inspect_machine

@@ -35,7 +35,7 @@ from nfold.engines.base import Observer
 from nfold.engines.builtin_workloads import one_cycle
 from nfold.engines.torch.batch import CanvasTensors
 from nfold.engines.torch.devices import open_devices
-from nfold.engines.torch.input.distortion import DeviceDistortion
+from nfold.engines.torch.input.preprocessing import DeviceDistortion
 from nfold.engines.torch.trainer import Trainer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]

@@ -5,7 +5,7 @@ without antialiasing, flips it or not, then changes brightness, saturation, hue 
 of two orders. Colours are clipped to 0 to 1 at the end, and negative colours to 0 before the
 saturation (undefined in the original). Pixel centres are at halves; bicubic uses a = -0.75, as
 OpenCV does. Values are rounded to bytes after resizing and at the end.
-``engines/torch/input/distortion.py`` computes the same on a device.
+``engines/distortion.py`` computes the same on a device.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def load_photographs(plan: Plan, parameters: Mapping[str, int]) -> PhotographSet
 def draw_distortions(seed: int, epoch: int, ids: Ids) -> list[DistortionParameters]:
     """Return the distortion parameters of samples ``ids`` [n] in an epoch.
 
-    The draws equal those of ``engines/torch/input/distortion.py``. Numbers are rounded to the 32
+    The draws equal those of ``engines/distortion.py``. Numbers are rounded to the 32
     bits that a device computes with.
     """
     method, mirrored, order, brightness = draws(seed, epoch, ids, DISTORTION_KEY)
@@ -224,8 +224,8 @@ class SampleBoxes:
         return self._part.decode(file, by)[top : top + tall, left : left + wide]
 
 
-class ImageDistorter:
-    """Decodes and distorts samples on ``threads`` threads, or in the caller's (0).
+class BoxReader:
+    """Reads the boxes of samples on ``threads`` threads, or in the caller's (0).
 
     Decoders and OpenCV release the GIL.
     """
@@ -233,8 +233,15 @@ class ImageDistorter:
     def __init__(self, part: PackedJpegs, seed: int, size: int, threads: int) -> None:
         self._draw_boxes = partial(SampleBoxes, part, seed, size)
         self._seed, self._size = seed, size
-        self._distorters = threading.local()
         self._map = ThreadPoolExecutor(threads).map if threads else map
+
+
+class ImageDistorter(BoxReader):
+    """Decodes and distorts samples."""
+
+    def __init__(self, part: PackedJpegs, seed: int, size: int, threads: int) -> None:
+        super().__init__(part, seed, size, threads)
+        self._distorters = threading.local()
 
     def __call__(self, epoch: int, ids: Ids) -> Images:
         boxes = self._draw_boxes(epoch, ids)
@@ -250,17 +257,12 @@ class ImageDistorter:
         return images
 
 
-class CanvasDecoder:
+class CanvasDecoder(BoxReader):
     """Decodes samples and lays their boxes into canvases, for a device to distort."""
 
-    def __init__(self, part: PackedJpegs, seed: int, size: int, threads: int) -> None:
-        self._draw_boxes = partial(SampleBoxes, part, seed, size)
-        self._map = ThreadPoolExecutor(threads).map if threads else map
-        self._side = canvas_side(size)
-
     def __call__(self, epoch: int, ids: Ids) -> tuple[Images, npt.NDArray[np.uint32]]:
-        boxes = self._draw_boxes(epoch, ids)
-        canvases = np.zeros((len(ids), self._side, self._side, 3), np.uint8)
+        boxes, side = self._draw_boxes(epoch, ids), canvas_side(self._size)
+        canvases = np.zeros((len(ids), side, side, 3), np.uint8)
 
         def decode_row(row: int) -> None:
             region = boxes.decode_region(row)

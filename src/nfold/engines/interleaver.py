@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nfold.core.interleave import schedule_slots
@@ -33,24 +34,19 @@ class ActiveVariant:
         )
 
 
+@dataclass(eq=False)
 class Interleaver:
     """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``."""
 
-    def __init__(
-        self,
-        task: Task,
-        active_variant: ActiveVariant,
-        recorder: Recorder[Any],
-        observer: Observer,
-        switch: Callable[[Variant], None],
-    ) -> None:
-        self._variants = task.interleaved_variants
-        self._active_variant = active_variant
-        self._recorder = recorder
-        self._observer = observer
-        self._switch = switch
-        variants = task.interleaved_variants
-        self._slots = list(schedule_slots(variants, task.plan)) if variants else []
+    task: Task
+    active_variant: ActiveVariant
+    recorder: Recorder[Any]
+    observer: Observer
+    switch: Callable[[Variant], None]
+
+    def __post_init__(self) -> None:
+        variants = self.task.interleaved_variants
+        self._slots = list(schedule_slots(variants, self.task.plan)) if variants else []
 
     @property
     def is_finished(self) -> bool:
@@ -61,15 +57,15 @@ class Interleaver:
 
         Ranks that did not synchronize wait for each other before the variant changes.
         """
-        slot = self._slots.pop(0)
-        self._recorder.begin_slot(slot.variant_index)
+        variants, slot = self.task.interleaved_variants, self._slots.pop(0)
+        self.recorder.begin_slot(slot.variant_index)
         measured = slot if slot.variant_index is not None else self._slots[0]
-        before, now = self._active_variant.current, self._variants[measured.variant_index or 0]
+        before, now = self.active_variant.current, variants[measured.variant_index or 0]
         if now != before:
             if not before.ranks_synchronize:
-                self._observer.wait_for_other_ranks(steps_done)
-            self._active_variant.current = now
-            self._switch(now)
+                self.observer.wait_for_other_ranks(steps_done)
+            self.active_variant.current = now
+            self.switch(now)
         return slot.steps
 
 

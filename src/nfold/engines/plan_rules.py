@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 
 from nfold.core.plan import Plan
 from nfold.workloads.workload_info import WorkloadInfo
 
-# whether a complete plan breaks the rule, and the message
-Rule = tuple[Callable[[Plan], bool], str]
-
-PRECISION_RULES: tuple[Rule, ...] = (
-    (
-        lambda plan: plan.precision == "tf32" and plan.device == "cpu",
-        "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none",
-    ),
-    (
-        lambda plan: plan.precision == "fp16" and plan.device == "cpu",
-        "fp16 training needs a GPU; bf16 also runs on CPU devices",
-    ),
-)
-MIN_BATCH_RULE: Rule = (
-    lambda plan: (plan.batch or 0) < (plan.devices or 1),
-    "the global batch is smaller than the number of devices; next: a larger --batch",
-)
+Rules = Mapping[str, bool]  # message of a rule -> whether the complete plan breaks it
 
 
-def first_broken_rule(rules: Iterable[Rule], plan: Plan) -> str | None:
-    return next((reason for breaks, reason in rules if breaks(plan)), None)
+def first_broken_rule(rules: Rules) -> str | None:
+    return next((reason for reason, broken in rules.items() if broken), None)
+
+
+def shared_rules(plan: Plan) -> Rules:
+    cpu = plan.device == "cpu"
+    return {
+        "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none": (
+            plan.precision == "tf32" and cpu
+        ),
+        "fp16 training needs a GPU; bf16 also runs on CPU devices": (
+            plan.precision == "fp16" and cpu
+        ),
+        "the global batch is smaller than the number of devices; next: a larger --batch": (
+            (plan.batch or 0) < (plan.devices or 1)
+        ),
+    }
 
 
 def image_file_refusal(info: WorkloadInfo, plan: Plan) -> str | None:

@@ -1,20 +1,25 @@
-"""Run a rank in its process: bind it to CPU cores, run a user's script. Imports no framework."""
+"""Run a rank in its process: on its CPU cores, an operation or a script. Imports no framework."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import runpy
 import sys
 import types
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
+from nfold import workloads
+from nfold.core.measurement import RankSamples
 from nfold.core.plan import Plan
+from nfold.engines.base import Observer, Phase, Task
 
 
 @contextmanager
@@ -43,6 +48,45 @@ def core_share(cores: list[int], share: int, index: int) -> list[int]:
     if len(found) < share:
         raise ValueError(f"CPU device {index} of {share} cores does not fit into {cores}")
     return found
+
+
+def run_operation(
+    task: Task,
+    observer: Observer,
+    library: str,
+    devices: Sequence[Any],
+    describe: Callable[[], str],
+    barrier: Callable[[], None] = lambda: None,
+    memory: Callable[[], dict[str, Any]] | None = None,
+) -> RankSamples:
+    """Run one rank of an operation in a library; ``memory`` replaces its own peak of memory."""
+    definition = importlib.import_module(f"nfold.workloads.{task.workload.name}.{library}")
+
+    def beat(done: int, planned: int) -> None:
+        observer.beat(Phase.STEPPING if done else Phase.FIRST_STEP, done, planned)
+
+    own_task = definition.Task(
+        parameters=workloads.parameters(task.workload),
+        plan=task.plan,
+        rank=task.rank,
+        world_size=task.world_size,
+        devices=devices,
+        barrier=barrier,
+        beat=beat,
+        variant=task.variant,
+    )
+    peak = () if memory is None else (lambda: memory()["peak_memory_bytes"],)
+    result = definition.run_parts(own_task, *peak)
+    return RankSamples(
+        rank=task.rank,
+        device=describe(),
+        first_step_ms=result.first_step_ms,
+        warmup_steps=task.plan.warmup_steps or 0,
+        windows=result.windows,
+        parts=result.parts,
+        peak_memory_bytes=result.peak_memory_bytes,
+        reserved_memory_bytes=memory()["reserved_memory_bytes"] if memory else None,
+    )
 
 
 CompileSource = Callable[[bytes, str], CodeType]  # source and path of a file -> its code

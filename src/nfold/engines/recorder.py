@@ -6,9 +6,9 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nfold.core.errors import Diverged
 from nfold.core.interleave import round_to_loader_cycle
@@ -83,134 +83,41 @@ class _WindowEnd:
     exchange_wait_s: float | None
 
 
-@dataclass(frozen=True)
-class TimedWindow:
-    window: Window
-    measured: bool
-    variant_index: int | None
-    step_ms: tuple[float, ...]
-
-
-class WindowBuffer(Generic[Loss]):
-    """Collects calls, and the ends of windows, until the next fence."""
-
-    def __init__(self) -> None:
-        self.calls: list[CompletedCall[Loss]] = []
-        self._window_ends: list[_WindowEnd] = []
-        self.open_steps = 0
-
-    @property
-    def steps(self) -> int:
-        return sum(call.steps for call in self.calls)
-
-    def add(self, call: CompletedCall[Loss]) -> None:
-        self.calls.append(call)
-        self.open_steps += call.steps
-
-    def end_window(
-        self,
-        variant_index: int | None,
-        *,
-        measured: bool,
-        fetches: FetchStats | None,
-        exchange_wait_s: float | None,
-    ) -> None:
-        if self.open_steps:
-            end = _WindowEnd(len(self.calls), variant_index, measured, fetches, exchange_wait_s)
-            self._window_ends.append(end)
-            self.open_steps = 0
-
-    def timed_windows(
-        self,
-        first_step: int,
-        start_s: float,
-        seconds: float,
-        call_ms: Sequence[float],
-        epoch_gap: EpochGap | None,
-        ahead_s: float | None,
-    ) -> Iterator[TimedWindow]:
-        """Yield the windows since the last fence, which took ``seconds`` in all.
-
-        ``first_step`` steps were made before, ``epoch_gap`` lies before the first window, and devices
-        finished ``ahead_s`` seconds after the last call.
-        """
-        first, end_s = 0, start_s + seconds
-        for end in self._window_ends:
-            calls, times_ms = self.calls[first : end.calls], call_ms[first : end.calls]
-            last = end is self._window_ends[-1]
-            window = Window(
-                start_s=start_s,
-                seconds=end_s - start_s if last else sum(times_ms) / 1e3,
-                steps=sum(call.steps for call in calls),
-                samples=sum(call.steps * call.count for call in calls),
-                first_step=first_step,
-                fetches=end.fetches,
-                epoch_gap=None if first else epoch_gap,
-                queue_drain_s=ahead_s if last else None,
-                exchange_wait_s=end.exchange_wait_s,
-            )
-            pairs = zip(times_ms, calls, strict=True)
-            step_ms = tuple(ms / call.steps for ms, call in pairs for _ in range(call.steps))
-            yield TimedWindow(window, end.measured, end.variant_index, step_ms)
-            first, first_step = end.calls, first_step + window.steps
-            start_s += window.seconds
-
-    def clear(self) -> None:
-        self.calls.clear()
-        self._window_ends.clear()
-        self.open_steps = 0
-
-
 HASH_BITS = 64
 
 # Reads the losses of all steps, in order, from what the framework returned.
 ReadLosses = Callable[[Sequence[Loss]], Sequence[float]]
 
 
-class CountedBatch(Protocol):
-    """The samples of a batch that count, and a hash of them that ignores their order."""
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def sample_hash(self) -> int: ...
-
-
+@dataclass(eq=False)
 class Recorder(Generic[Loss]):
-    """Records one rank's run. Call ``begin_epoch``, ``record_step`` after each call, ``end_epoch``.
+    """Records one rank's run. Call ``begin_epoch``, ``record_steps`` after each call, ``end_epoch``.
 
     Inside a window only the clock's mark touches the device: losses stay tensors of the framework
     and are read after the window's fence.
+
+    ``length`` may change until the warm-up ends. ``read_fetches`` returns statistics of the batches
+    fetched since its last call. Fences are ``fence_interval_s`` seconds apart: after a fence the
+    device waits for the host, which it does not in a training without fences.
+    ``read_exchange_wait`` returns the seconds that the rank has waited for the gradient exchange
+    since its last call.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        device: str,
-        clock: StepClock,
-        observer: Observer,
-        length: RunLength,
-        read: ReadLosses[Loss],
-        read_fetches: Callable[[], FetchStats | None] = lambda: None,
-        fence_interval_s: float = 0.0,
-        read_exchange_wait: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        """``length`` may change until the warm-up ends.
+    rank: int
+    device: str
+    clock: StepClock
+    observer: Observer
+    length: RunLength
+    read: ReadLosses[Loss]
+    read_fetches: Callable[[], FetchStats | None] = lambda: None
+    fence_interval_s: float = 0.0
+    read_exchange_wait: Callable[[], float | None] = lambda: None
 
-        ``read_fetches`` returns statistics of the batches fetched since its last call. Fences are
-        ``fence_interval_s`` seconds apart: after a fence the device waits for the host, which it
-        does not in a training without fences. ``read_exchange_wait`` returns the seconds that the
-        rank has waited for the gradient exchange since its last call.
-        """
-        self._rank = rank
-        self.device = device
-        self._clock, self._observer, self.length = clock, observer, length
-        self._read = read
-        self._read_fetches = read_fetches
-        self._fence_interval_s = fence_interval_s
-        self._read_exchange_wait = read_exchange_wait
-        self._buffer: WindowBuffer[Loss] = WindowBuffer()
+    def __post_init__(self) -> None:
+        # Calls, and the ends of windows, since the last fence.
+        self._calls: list[CompletedCall[Loss]] = []
+        self._window_ends: list[_WindowEnd] = []
+        self._open_steps = 0
         self._window_start = self._last_end = 0.0
         self._epoch_first_step = self._epoch_steps = self.steps = 0
         self._first_batch_requested_at: float | None = None
@@ -236,25 +143,24 @@ class Recorder(Generic[Loss]):
         self._report_step()
         self._begin_data_pass()
 
-    def record_step(self, batch: CountedBatch, loss: Loss) -> None:
-        """Record one step. Ends the window if it is full, after the warm-up and after the first step."""
-        self.record_steps(1, batch.count, batch.sample_hash, loss)
-
     def record_steps(self, steps: int, count: int, sample_hash: int, loss: Loss) -> None:
         """Record a call of ``steps`` steps of ``count`` samples each.
 
+        Ends the window if it is full, after the warm-up and after the first step.
+
         ``sample_hash`` is of all their samples; ``loss`` holds one loss per step.
         """
-        self._clock.mark()
+        self.clock.mark()
         before, self.steps = self.steps, self.steps + steps
-        self._buffer.add(CompletedCall(loss, steps, count))
+        self._calls.append(CompletedCall(loss, steps, count))
+        self._open_steps += steps
         counted, total = self._epoch_hash
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
         self._report_step()
         if (
             before == 0
             or before < self.length.warmup <= self.steps
-            or self._buffer.open_steps >= self.length.window
+            or self._open_steps >= self.length.window
         ):
             self._end_window(fenced=before == 0 or self.done)
 
@@ -298,7 +204,7 @@ class Recorder(Generic[Loss]):
         self._hashes = list(earlier.sample_hashes)
 
     def publish_epoch(self) -> None:
-        self._observer.save(self.samples(), epoch_ended=True)
+        self.observer.save(self.samples(), epoch_ended=True)
 
     def report_evaluation(self) -> None:
         self._report_phase(Phase.EVALUATING)
@@ -306,7 +212,7 @@ class Recorder(Generic[Loss]):
     def samples(self, **more: Any) -> RankSamples:
         """Return everything recorded so far; ``more`` are further fields of RankSamples."""
         return RankSamples(
-            rank=self._rank,
+            rank=self.rank,
             device=self.device,
             first_step_ms=self._first_step_ms,
             warmup_steps=self.length.warmup,
@@ -327,7 +233,7 @@ class Recorder(Generic[Loss]):
         self._first_batch_requested_at = self._window_start
 
     def _start_window(self) -> None:
-        self._window_start = self._clock.start()
+        self._window_start = self.clock.start()
         if not self._epoch_steps:
             self._epoch_gap = None
             return
@@ -344,56 +250,73 @@ class Recorder(Generic[Loss]):
 
     def _report_phase(self, phase: Phase) -> None:
         before = self.length.resumed_steps
-        self._observer.beat(phase, before + self.steps, before + self.length.total)
+        self.observer.beat(phase, before + self.steps, before + self.length.total)
 
     def _end_window(self, *, fenced: bool) -> None:
-        if fenced or time.monotonic() - self._window_start >= self._fence_interval_s:
+        if fenced or time.monotonic() - self._window_start >= self.fence_interval_s:
             self._close_window()
             self._start_window()
         else:
             self._cut_window()
 
     def _cut_window(self) -> None:
-        if self._buffer.open_steps:
-            self._buffer.end_window(
-                self._variant_index,
+        if self._open_steps:
+            end = _WindowEnd(
+                calls=len(self._calls),
+                variant_index=self._variant_index,
                 measured=not self._discarding,
-                fetches=self._read_fetches(),
-                exchange_wait_s=self._read_exchange_wait(),
+                fetches=self.read_fetches(),
+                exchange_wait_s=self.read_exchange_wait(),
             )
+            self._window_ends.append(end)
+            self._open_steps = 0
 
     def _close_window(self) -> None:
-        if not self._buffer.calls:
+        if not self._calls:
             return
         self._cut_window()
-        seconds, call_ms = self._clock.stop()
+        seconds, call_ms = self.clock.stop()
         self._last_end = self._window_start + seconds
-        if self._first_step_ms is None and self.steps == self._buffer.steps:
+        first_step = self.steps - sum(call.steps for call in self._calls)
+        if self._first_step_ms is None and not first_step:
             self._first_step_ms = 1e3 * seconds
-        self._record_windows(seconds, call_ms)
+        self._record_windows(first_step, call_ms)
         self._epoch_steps = 0
         self._read_losses()
-        self._buffer.clear()
-        self._observer.save(self.samples())
+        self._calls.clear()
+        self._window_ends.clear()
+        self.observer.save(self.samples())
 
-    def _record_windows(self, seconds: float, call_ms: Sequence[float]) -> None:
-        for timed in self._buffer.timed_windows(
-            self.steps - self._buffer.steps,
-            self._window_start,
-            seconds,
-            call_ms,
-            self._epoch_gap,
-            self._clock.ahead_s,
-        ):
-            if timed.measured and timed.window.first_step >= self.length.warmup:
-                self._windows.append(timed.window)
-                if timed.variant_index is not None:
-                    self._variant_indices.append(timed.variant_index)
-                self._step_ms += timed.step_ms
+    def _record_windows(self, first_step: int, call_ms: Sequence[float]) -> None:
+        """Record the windows since the last fence; ``first_step`` steps were made before."""
+        first, start_s = 0, self._window_start
+        for end in self._window_ends:
+            calls, times_ms = self._calls[first : end.calls], call_ms[first : end.calls]
+            last = end is self._window_ends[-1]
+            window = Window(
+                start_s=start_s,
+                seconds=self._last_end - start_s if last else sum(times_ms) / 1e3,
+                steps=sum(call.steps for call in calls),
+                samples=sum(call.steps * call.count for call in calls),
+                first_step=first_step,
+                fetches=end.fetches,
+                epoch_gap=None if first else self._epoch_gap,
+                queue_drain_s=self.clock.ahead_s if last else None,
+                exchange_wait_s=end.exchange_wait_s,
+            )
+            pairs = zip(times_ms, calls, strict=True)
+            step_ms = [ms / call.steps for ms, call in pairs for _ in range(call.steps)]
+            if end.measured and first_step >= self.length.warmup:
+                self._windows.append(window)
+                if end.variant_index is not None:
+                    self._variant_indices.append(end.variant_index)
+                self._step_ms += step_ms
+            first, first_step = end.calls, first_step + window.steps
+            start_s += window.seconds
 
     def _read_losses(self) -> None:
-        calls = self._buffer.calls
-        losses = self._read([call.loss for call in calls])
+        calls = self._calls
+        losses = self.read([call.loss for call in calls])
         if not losses:
             return
         last = self.length.resumed_steps + self.steps

@@ -108,10 +108,14 @@ class EpochSampler:
         return len(self.slices)
 
     def slices_of(self, rank: int) -> list[RankSlice]:
-        return [
-            _rank_slice(whole, rank, self._ranks, self._micro_batches)
-            for whole in self._global_batches
-        ]
+        slices = []
+        for whole in self._global_batches:
+            micro_batches = min(self._micro_batches, len(whole))
+            pieces = split_batch(len(whole), rank, self._ranks, micro_batches)
+            positions = np.concatenate([*map(np.asarray, pieces)]).astype(np.int64)
+            counted = positions if len(positions) else np.zeros(1, np.int64)
+            slices.append(RankSlice(whole.start + counted, len(positions), len(whole)))
+        return slices
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
@@ -134,21 +138,13 @@ def step_limit(plan: Plan) -> int | None:
     return None if plan.steps is None else plan.steps + (plan.warmup_steps or 0)
 
 
-def _rank_slice(whole: range, rank: int, ranks: int, accumulate: int) -> RankSlice:
-    pieces = split_batch(len(whole), rank, ranks, accumulate)
-    count = sum(map(len, pieces))
-    positions = np.concatenate([np.asarray(piece) for piece in pieces]) if count else np.zeros(1)
-    return RankSlice(whole.start + positions.astype(np.int64), count, len(whole))
-
-
-def split_batch(samples: int, rank: int, ranks: int, accumulate: int) -> list[range]:
+def split_batch(samples: int, rank: int, ranks: int, micro_batches: int) -> list[range]:
     """Return the positions in a batch of ``samples`` of this rank's micro-batches.
 
     A batch is cut into micro-batches and each of these into ranks, so that a micro-batch of all
-    ranks has the same samples on any number of ranks: synchronized batch norm depends on it. All
-    ranks have the same number of micro-batches, at most one per sample.
+    ranks has the same samples on any number of ranks: synchronized batch norm depends on it.
     """
-    pieces = min(accumulate, samples) * ranks
+    pieces = micro_batches * ranks
     return [
         range(piece * samples // pieces, (piece + 1) * samples // pieces)
         for piece in range(rank, pieces, ranks)

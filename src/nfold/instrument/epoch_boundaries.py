@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nfold.core.measurement import Epoch
@@ -16,6 +17,7 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.run_length import agreed_value, planned_length, publish
 
 
+@dataclass(eq=False)
 class EpochBoundaryTracker:
     """Keeps epoch boundaries out of the windows, and measures them.
 
@@ -24,25 +26,17 @@ class EpochBoundaryTracker:
     last.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        observer: Observer,
-        recorder: Recorder[None],
-        clock: DeferredDeviceClock,
-        repeat_passes: Callable[[], None],
-        training_loader: Callable[[], Any],
-        on_last_epoch: Callable[[], None],
-        host_gaps: HostGaps,
-    ) -> None:
-        self._task = task
-        self._observer = observer
-        self._recorder = recorder
-        self._clock = clock
-        self._training_loader = training_loader
-        self._on_last_epoch = on_last_epoch
-        self.gap_limit = EpochGapLimit(task, repeat_passes, self.on_other_batch)
-        self._host_gaps = host_gaps
+    task: Task
+    observer: Observer
+    recorder: Recorder[None]
+    clock: DeferredDeviceClock
+    repeat_passes: Callable[[], None]
+    training_loader: Callable[[], Any]
+    on_last_epoch: Callable[[], None]
+    host_gaps: HostGaps
+
+    def __post_init__(self) -> None:
+        self.gap_limit = EpochGapLimit(self.task, self.repeat_passes, self.on_other_batch)
         self._pass_start_step = 0
         self._epoch_start_s: float | None = None
         self._epoch_end_s = 0.0
@@ -54,14 +48,14 @@ class EpochBoundaryTracker:
         A pass without a step (for an inspection of the data) does not end the host gap.
         """
         self.on_other_batch()
-        steps = self._recorder.steps
+        steps = self.recorder.steps
         if not steps:
-            self._recorder.begin_epoch()
+            self.recorder.begin_epoch()
             self._epoch_start_s = time.monotonic()
         elif feeds_training and steps > self._pass_start_step:
             self._pass_start_step = steps
             self.gap_limit.on_pass_start()
-            if self._task.plan.epochs is None:
+            if self.task.plan.epochs is None:
                 self._exclude_from_window(pass_ended=True)
             else:
                 self._end_epoch(time.monotonic())
@@ -73,44 +67,43 @@ class EpochBoundaryTracker:
         self._exclude_from_window()
 
     def _exclude_from_window(self, *, pass_ended: bool = False) -> None:
-        self._clock.ends_with_step = True
-        truncated = truncated_sampler(self._training_loader())
+        self.clock.ends_with_step = True
+        truncated = truncated_sampler(self.training_loader())
         scale = truncated.passes_per_epoch if truncated else 1.0
-        self._recorder.exclude_gap(epoch_ended=pass_ended, epoch_scale=scale)
-        self._host_gaps.on_pass_start()
+        self.recorder.exclude_gap(epoch_ended=pass_ended, epoch_scale=scale)
+        self.host_gaps.on_pass_start()
 
     def on_pass_end(self) -> None:
         """Remember the time: if the script ends now, its last epoch ended too."""
         self._epoch_end_s = time.monotonic()
-        self._host_gaps.on_pass_end()
+        self.host_gaps.on_pass_end()
 
     def on_batch_request(self) -> None:
-        self._host_gaps.on_batch_request()
+        self.host_gaps.on_batch_request()
 
     def on_other_batch(self) -> None:
         """Report progress without a step, such as an evaluation."""
-        steps = self._recorder.steps
-        self._observer.beat(Phase.EVALUATING if steps else Phase.FIRST_STEP, steps)
-        self._host_gaps.on_other_batch()
+        steps = self.recorder.steps
+        self.observer.beat(Phase.EVALUATING if steps else Phase.FIRST_STEP, steps)
+        self.host_gaps.on_other_batch()
 
     def on_script_end(self, epochs_completed: int) -> None:
-        """End the last window, and the last epoch if it is complete."""
-        if self._task.plan.epochs is not None and epochs_completed > self._epochs_completed:
+        if self.task.plan.epochs is not None and epochs_completed > self._epochs_completed:
             self._end_epoch(self._epoch_end_s)
-        self._clock.ends_with_step = True
-        self._recorder.end_epoch()
+        self.clock.ends_with_step = True
+        self.recorder.end_epoch()
 
     def _end_epoch(self, now: float) -> None:
-        self._clock.ends_with_step = True
-        _, count = self._recorder.end_epoch()
-        world = self._task.world_size
+        self.clock.ends_with_step = True
+        _, count = self.recorder.end_epoch()
+        world = self.task.world_size
         seconds = now - (now if self._epoch_start_s is None else self._epoch_start_s)
-        self._recorder.add_epoch(Epoch(seconds=seconds, samples=count * world, train_loss=None))
+        self.recorder.add_epoch(Epoch(seconds=seconds, samples=count * world, train_loss=None))
         self._epochs_completed += 1
-        if self._epochs_completed == self._task.plan.epochs:
-            self._on_last_epoch()
-        self._recorder.begin_epoch()
-        self._host_gaps.on_pass_start()
+        if self._epochs_completed == self.task.plan.epochs:
+            self.on_last_epoch()
+        self.recorder.begin_epoch()
+        self.host_gaps.on_pass_start()
 
 
 # Between synchronizations with the device. A host with 600 small all-reduces per step was 16 ms

@@ -97,7 +97,6 @@ def has_own_world(task: Task) -> bool:
 
 
 def drives_all_devices(task: Task) -> bool:
-    """Return whether one process drives all devices (DataParallel)."""
     return task.plan.strategy == "dp"
 
 
@@ -125,7 +124,6 @@ def device_variables(task: Task, visible_devices: str | None) -> dict[str, str]:
 
 
 def with_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the allocator settings with expandable segments enabled."""
     name = next((v for v in ALLOCATOR_VARIABLES if v in environment), ALLOCATOR_VARIABLES[0])
     settings = [setting.strip() for setting in environment.get(name, "").split(",")]
     others = [setting for setting in settings if setting and not setting.startswith(EXPANDABLE)]

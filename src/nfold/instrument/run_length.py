@@ -13,37 +13,27 @@ from torch.distributed import distributed_c10d
 
 from nfold.core.plan import LONG_STEP_S
 from nfold.engines import interleaver
-from nfold.engines.base import Observer, Task
-from nfold.engines.interleaver import ActiveVariant
-from nfold.engines.recorder import Recorder, RunLength
+from nfold.engines.base import Task
+from nfold.engines.recorder import RunLength
 from nfold.engines.torch.devices import Devices
 from nfold.instrument.optimizer_steps import UNTYPED_DIST
 from nfold.instrument.profilers import ProfilerTrace
-from nfold.instrument.script_profiler import ScriptProfiler, has_process_group
+from nfold.instrument.script_profiler import has_process_group
 
 UNLIMITED_STEPS = 2**62  # of a run that is measured in epochs
 EPOCH_WINDOW_STEPS = 50  # per window in a run that is measured in epochs
 
 
-class ScriptInterleaver:
+class ScriptInterleaver(interleaver.Interleaver):
     """Switches the variant after the steps of the schedule; does nothing without interleaving."""
 
-    def __init__(
-        self,
-        task: Task,
-        variant: ActiveVariant,
-        recorder: Recorder[None],
-        observer: Observer,
-        profiler: ScriptProfiler,
-    ) -> None:
-        self._interleaver = interleaver.Interleaver(
-            task, variant, recorder, observer, lambda _: profiler.switch_variant()
-        )
-        self._segment_end = planned_length(task).warmup
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._segment_end = planned_length(self.task).warmup
 
     def on_step(self, steps: int) -> None:
-        if not self._interleaver.is_finished and steps == self._segment_end:
-            self._segment_end += self._interleaver.begin_slot(steps)
+        if not self.is_finished and steps == self._segment_end:
+            self._segment_end += self.begin_slot(steps)
 
 
 def planned_length(task: Task) -> RunLength:

@@ -240,7 +240,6 @@ class ScriptProfiler:
         self._compiler.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
-        """Return the profile with the facts of the timed steps."""
         retries = devices.allocator_retries() - self._warm_up_retries
         waits_s = self._dataloaders.first_waits_s
         waits_s = waits_s[1:] or waits_s
@@ -357,7 +356,6 @@ def world_size() -> int:
 
 
 def group_facts(device: str) -> dict[str, Any]:
-    """Return the facts of the process group, with its backend for a kind of device."""
     if not has_process_group():
         return {"process_group": False, "backend": None, "world_size": 1}
     pairs = (pair.partition(":") for pair in dist.get_backend_config().split(","))
@@ -367,7 +365,6 @@ def group_facts(device: str) -> dict[str, Any]:
 
 
 def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return the facts of the trained parameters, and of convolutions and normalisations."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
@@ -380,7 +377,6 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
-    """Return the events per step, over so many steps."""
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
     names = sorted(set(counts) - {COPY, PINNED, HOST_SYNC})

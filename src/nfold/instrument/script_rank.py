@@ -58,7 +58,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
             {
                 "torch": instrument,
                 **trainers.import_actions(),
-                **patches.tensor_parallel_import_actions(),
+                patches.TENSOR_PARALLEL_MODULE: patches.mark_parallelized,
             }
         )
         _execute_script(task, runs, generators)
@@ -82,20 +82,20 @@ def _execute_script(
     except NfoldError:
         raise
     except Exception as error:
-        # A trainer may handle a refusal, and raise another error during its cleanup.
-        failure = (runs[0].refusal or _translate_error(error)) if runs else None
+        failure: NfoldError | None = None
+        if runs:
+            from nfold.engines.torch.devices import current_devices
+            from nfold.engines.torch.error_translation import translate_chained_error
+
+            # A trainer may handle a refusal, and raise another error during its cleanup.
+            failure = runs[0].refusal or translate_chained_error(
+                error, current_devices().peak_memory_bytes
+            )
         failure = failure or stdin_failure(task.workload.name, error)
         failure = failure or relative_import_failure(task.workload, error)
         if failure is None:
             raise
         raise failure.with_traceback(error.__traceback__) from error
-
-
-def _translate_error(error: Exception) -> NfoldError | None:
-    from nfold.engines.torch.devices import current_devices
-    from nfold.engines.torch.error_translation import translate_chained_error
-
-    return translate_chained_error(error, current_devices().peak_memory_bytes)
 
 
 def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -> RankSamples:
@@ -147,7 +147,6 @@ USAGE_EXIT_CODE = 2  # wrong command-line arguments
 
 
 def exit_failure(script: Workload, exit_error: SystemExit) -> RunFailure:
-    """Return the failure of a script that exited with a code other than 0."""
     message = _exit_message(exit_error)
     reason = f": {message}" if message else f" with code {exit_error.code!r}"
     target = script.name if script.module is None else f"{MODULE_FLAG} {script.module}"

@@ -31,7 +31,7 @@ from nfold.instrument.epoch_boundaries import (
 from nfold.instrument.hooks.distributed_hooks import install_spawn_hooks
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
-from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides, StepCount
+from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
 from nfold.instrument.optimizer_steps import (
     OptimizerStepHooks,
@@ -104,7 +104,11 @@ class InstrumentedRun:
             trainer_detector,
         )
         self._interleaver = ScriptInterleaver(
-            task, self._variant, self._recorder, observer, self._profiler
+            task,
+            self._variant,
+            self._recorder,
+            observer,
+            lambda _: self._profiler.switch_variant(),
         )
         self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
         self._fetch_total = NO_FETCHES
@@ -148,7 +152,6 @@ class InstrumentedRun:
         self._patches.undo()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
-        """Count a step if this optimizer ends it."""
         with self._record_refusal():
             if self._step_optimizer.ends_step(optimizer):
                 self._count_step()
@@ -167,7 +170,7 @@ class InstrumentedRun:
             self._clock.set_devices(self.devices)
             self._recorder.device = self.devices.describe()
         samples = self._profiler.on_step(step_input)
-        self._recorder.record_step(StepCount(samples, step_input.sample_hash), None)
+        self._recorder.record_steps(1, samples, step_input.sample_hash, None)
         if self.steps == 1:
             self._profiler.on_first_step()
             self._stack_sampler.start()

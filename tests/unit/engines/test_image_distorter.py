@@ -16,8 +16,8 @@ from nfold.data import photographs
 from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import CanvasDecoder, ImageDistorter, draw_distortions
 from nfold.engines.torch.input.dataloader import BatchKey
-from nfold.engines.torch.input.distortion import draw_distortions as on_device
 from nfold.engines.torch.input.image_files import CanvasTransfer, ImageBatches
+from nfold.engines.torch.input.preprocessing import DeviceDistortion
 from photos import SIZES, folders
 
 SIZE = 75
@@ -69,7 +69,7 @@ def test_looks_are_those_of_a_device() -> None:
     ids = np.arange(200)
     here, there = (
         draw_distortions(2**40 + 1, 3, ids),
-        on_device(2**40 + 1, 3, torch.from_numpy(ids)),
+        DeviceDistortion(SIZE, 2**40 + 1, torch.device("cpu")).parameters(3, torch.from_numpy(ids)),
     )
     for name, column in vars(there).items():
         assert column.tolist() == [getattr(look, name) for look in here], name

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nfold import workloads
-from nfold.core.measurement import RankSamples
 from nfold.core.workload import Workload
 from nfold.data.arrays import DataSetArrays, Images, Labels
 from nfold.data.photographs import PhotographSet
@@ -35,81 +33,91 @@ class HostBatch:
     ids: npt.NDArray[np.uint32]
 
 
-class KerasBackend(ABC):
-    """One model and its training step on the devices of a plan."""
+# The steps of an epoch are grouped into calls of one or several steps. Calls of the same shape are
+# a group: their ids are one array, and their program is compiled once. The steps that do not fill a
+# call are single steps.
+
+
+@dataclass(frozen=True)
+class CallGroup:
+    """Consecutive calls of one shape: ``ids`` are int64 [calls, steps per call, batch]."""
+
+    ids: SampleIds
 
     @property
-    @abstractmethod
-    def is_asynchronous(self) -> bool:
-        """Whether calls return before they are computed."""
+    def steps_per_call(self) -> int:
+        return int(self.ids.shape[1])
 
-    @abstractmethod
+    @property
+    def batch_size(self) -> int:
+        return int(self.ids.shape[2])
+
+    def sample_hashes(self) -> list[int]:
+        rows = hash_ids(self.ids).reshape(len(self.ids), -1)
+        hashes: list[int] = rows.sum(axis=1, dtype=np.uint64).tolist()
+        return hashes
+
+
+def group_calls(
+    order: SampleIds, cuts: Sequence[RankSlice], steps_per_call: int
+) -> Iterator[CallGroup]:
+    """Group the batches ``cuts`` of an epoch: full calls, single steps, the partial last batch."""
+    if not cuts:
+        return
+    batch = cuts[0].global_count
+    full_batches = sum(cut.global_count == batch for cut in cuts)
+    grouped = full_batches // steps_per_call * steps_per_call
+    for first, last, steps in ((0, grouped, steps_per_call), (grouped, full_batches, 1)):
+        if last > first:
+            ids = order[first * batch : last * batch]
+            yield CallGroup(ids.reshape(-1, steps, batch))
+    if full_batches < len(cuts):
+        yield CallGroup(order[cuts[-1].positions].reshape(1, 1, -1))
+
+
+class KerasBackend(Protocol):
+    """One model and its training step on the devices of a plan."""
+
+    is_asynchronous: bool  # whether calls return before they are computed
+
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """Caveats of the back end, as (kind, text)."""
+
     def describe(self) -> str:
         """Return the names of the devices, for example ``cpu:0, cpu:1``."""
 
-    @abstractmethod
     def store_training_set(self, images: Images, labels: Labels) -> None:
         """Copy the training set to every device, for resident input."""
 
-    @abstractmethod
-    def put_ids(self, group: CallGroup) -> DeviceValue:
-        """Copy a group's sample ids to the devices, for resident input."""
+    def put(self, samples: CallGroup | HostBatch) -> DeviceValue:
+        """Copy a group's ids, for resident input, or a call's samples to the devices.
 
-    @abstractmethod
-    def put_batch(self, host: HostBatch) -> DeviceValue:
-        """Copy a call's samples to the devices. May be called from another thread."""
+        May be called from another thread.
+        """
 
-    @abstractmethod
-    def compile_resident_step(self, ids: DeviceValue) -> None:
-        """Compile the program of a group's calls before a timed window."""
-
-    @abstractmethod
-    def compile_step(self, batch: DeviceValue) -> None:
+    def compile(self, placed: DeviceValue) -> None:
         """Compile the program for samples of these shapes before a timed window."""
 
-    @abstractmethod
-    def step_resident(self, ids: DeviceValue, call: int, epoch: int) -> Loss:
-        """Queue the steps of call number ``call`` of a group."""
+    def run(self, placed: DeviceValue, call: int, epoch: int) -> Loss:
+        """Queue the steps of call number ``call`` of a group, or of a call's samples."""
 
-    @abstractmethod
-    def step(self, batch: DeviceValue, epoch: int) -> Loss:
-        """Queue the steps on a batch of ``put_batch``."""
+    def synchronize(self) -> None: ...
 
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for all queued calls."""
-
-    @abstractmethod
     def wait_for(self, loss: Loss) -> None:
         """Wait for one call, in another thread."""
 
-    @abstractmethod
-    def read_losses(self, losses: Sequence[Loss]) -> list[float]:
-        """Return one loss per step."""
+    def read_losses(self, losses: Sequence[Loss]) -> list[float]: ...
 
-    @abstractmethod
     def count_correct(
         self, chunks: Iterable[tuple[Images, Labels]], beat: Callable[[], None]
     ) -> int:
         """Count correctly classified samples; calls ``beat`` after every chunk."""
 
-    @abstractmethod
-    def weights(self) -> list[npt.NDArray[Any]]:
-        """Return the trained weights on the host."""
+    def weights(self) -> list[npt.NDArray[Any]]: ...
 
-    @abstractmethod
     def memory(self) -> dict[str, int | None]:
         """Return the ``RankSamples`` fields of the memory of the device that used most."""
-
-    @abstractmethod
-    def tf_dataset(
-        self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]
-    ) -> Iterable[DeviceValue]:
-        """Load the batches of ``groups`` by a ``tf.data.Dataset`` that calls ``gather``."""
-
-    def add_notes(self, samples: RankSamples) -> RankSamples:
-        """Add caveats of the back end to a run's measurements."""
-        return samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +161,6 @@ class KerasDefinition:
 
 
 def load_definition(task: Task) -> KerasDefinition:
-    """Load the data and parameters of a training."""
     workload_info = workloads.info(task.workload.name)
     parameters = workloads.parameters(task.workload)
     arrays, photographs = load_builtin_samples(workload_info, parameters, task.plan)
@@ -164,46 +171,3 @@ def load_definition(task: Task) -> KerasDefinition:
         augmentations=workload_info.augmentation_for(parameters),
         photographs=photographs,
     )
-
-
-# The steps of an epoch are grouped into calls of one or several steps. Calls of the same shape are
-# a group: their ids are one array, and their program is compiled once. The steps that do not fill a
-# call are single steps.
-
-
-@dataclass(frozen=True)
-class CallGroup:
-    """Consecutive calls of one shape: ``ids`` are int64 [calls, steps per call, batch]."""
-
-    ids: SampleIds
-
-    @property
-    def steps_per_call(self) -> int:
-        return int(self.ids.shape[1])
-
-    @property
-    def batch_size(self) -> int:
-        return int(self.ids.shape[2])
-
-    def sample_hashes(self) -> list[int]:
-        """Return the hash of the samples of every call."""
-        rows = hash_ids(self.ids).reshape(len(self.ids), -1)
-        hashes: list[int] = rows.sum(axis=1, dtype=np.uint64).tolist()
-        return hashes
-
-
-def group_calls(
-    order: SampleIds, cuts: Sequence[RankSlice], steps_per_call: int
-) -> Iterator[CallGroup]:
-    """Group the batches ``cuts`` of an epoch: full calls, single steps, the partial last batch."""
-    if not cuts:
-        return
-    batch = cuts[0].global_count
-    full_batches = sum(cut.global_count == batch for cut in cuts)
-    grouped = full_batches // steps_per_call * steps_per_call
-    for first, last, steps in ((0, grouped, steps_per_call), (grouped, full_batches, 1)):
-        if last > first:
-            ids = order[first * batch : last * batch]
-            yield CallGroup(ids.reshape(-1, steps, batch))
-    if full_batches < len(cuts):
-        yield CallGroup(order[cuts[-1].positions].reshape(1, 1, -1))

@@ -12,13 +12,7 @@ from nfold.core.measurement import RankSamples
 from nfold.core.plan import FRAMEWORK_STRATEGY, Plan
 from nfold.core.workload import Workload
 from nfold.engines.base import Framework, Observer, Task
-from nfold.engines.plan_rules import (
-    MIN_BATCH_RULE,
-    PRECISION_RULES,
-    Rule,
-    first_broken_rule,
-    image_file_refusal,
-)
+from nfold.engines.plan_rules import Rules, first_broken_rule, image_file_refusal, shared_rules
 from nfold.engines.rank_process import pin_to_cores
 from nfold.workloads import info, is_operation
 
@@ -49,13 +43,9 @@ class Keras(Framework):
 
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         with pin_to_cores(task.plan, 0, task.plan.devices or 1):
-            if is_operation(task.workload):
-                from nfold.engines.keras.trainer import run_operation
+            from nfold.engines.keras.trainer import run_operation, train
 
-                return run_operation(task, observer)
-            from nfold.engines.keras.trainer import train
-
-            return train(task, observer)
+            return (run_operation if is_operation(task.workload) else train)(task, observer)
 
 
 class TensorFlow(Keras):
@@ -124,103 +114,68 @@ STEP_KINDS: dict[str, tuple[str, ...]] = {
     "jax": ("compiled",),
     "keras-torch": ("eager", "compiled"),
 }
-NHWC_ONLY = (
-    "TensorFlow on a CPU: 'The Conv2D op currently only supports the NHWC tensor format on the "
-    "CPU'; next: --layout channels_last, or --step compiled (XLA can)"
-)
 
-COMMON_RULES: tuple[Rule, ...] = (
-    (lambda plan: plan.accumulate > 1, "accumulate above 1 is torch's; next: --framework torch"),
-    (
-        lambda plan: plan.exchange != "fp32",
-        "Keras exchanges gradients only in float32; next: --framework torch",
-    ),
-    (
-        lambda plan: plan.kernels == "tuned",
-        "kernels 'tuned' is a mode of torch.compile; next: --framework torch",
-    ),
-    (
-        lambda plan: bool(plan.workers) and plan.decode is None,
-        "Keras loads its input in one thread, without workers; next: --workers 0",
-    ),
-    (
-        lambda plan: plan.decode == "device",
-        "decoding on the device needs PyTorch (nvJPEG); next: --decode cpu",
-    ),
-    *PRECISION_RULES,
-    (
-        lambda plan: plan.input == "resident" and plan.augment == "cpu",
-        "input 'resident' does not pass through the host, so it cannot be augmented there; next: "
-        "--augment device",
-    ),
-    MIN_BATCH_RULE,
-)
 
-TENSORFLOW_RULES: tuple[Rule, ...] = (
-    (
-        lambda plan: (
-            (plan.device, plan.layout) == ("cpu", "channels_first") and plan.step != "compiled"
-        ),
-        NHWC_ONLY,
-    ),
-    (
-        lambda plan: plan.batch_norm == "synchronised",
-        "MirroredStrategy computes batch norm per replica; next: --framework torch",
-    ),
-    (
-        lambda plan: plan.steps_per_execution > 1 and plan.step == "eager",
-        "an eager step is one execution; next: --step graph or compiled",
-    ),
-)
-
-# Of a program over all devices; an operation's devices have a program each
-EVEN_BATCH: Rule = (
-    lambda plan: (plan.batch or 0) % (plan.devices or 1) != 0,
-    "JAX splits a batch into equal parts: it must be a multiple of the number of devices",
-)
-
-JAX_RULES: tuple[Rule, ...] = (
-    EVEN_BATCH,
-    (
-        lambda plan: plan.input == "tf.data",
-        "input 'tf.data' is TensorFlow's; next: --input loader or generator",
-    ),
-)
-
-KERAS_TORCH_RULES: tuple[Rule, ...] = (
-    (
-        lambda plan: (plan.devices or 1) > 1,
-        "Keras's torch back end uses one device; next: --framework torch",
-    ),
-    (
-        lambda plan: plan.input not in ("loader", "resident"),
+def framework_rules(plan: Plan, *, operation: bool) -> Rules:
+    if plan.framework == "tensorflow":
+        return {
+            "TensorFlow on a CPU: 'The Conv2D op currently only supports the NHWC tensor format on "
+            "the CPU'; next: --layout channels_last, or --step compiled (XLA can)": (
+                (plan.device, plan.layout) == ("cpu", "channels_first") and plan.step != "compiled"
+            ),
+            "MirroredStrategy computes batch norm per replica; next: --framework torch": (
+                plan.batch_norm == "synchronised"
+            ),
+            "an eager step is one execution; next: --step graph or compiled": (
+                plan.steps_per_execution > 1 and plan.step == "eager"
+            ),
+        }
+    if plan.framework == "jax":
+        return {
+            # Of a program over all devices; an operation's devices have a program each.
+            "JAX splits a batch into equal parts: it must be a multiple of the number of devices": (
+                not operation and (plan.batch or 0) % (plan.devices or 1) != 0
+            ),
+            "input 'tf.data' is TensorFlow's; next: --input loader or generator": (
+                plan.input == "tf.data"
+            ),
+        }
+    return {
+        "Keras's torch back end uses one device; next: --framework torch": (plan.devices or 1) > 1,
         "input 'generator' and 'tf.data' are for --framework tensorflow or jax; next: "
-        "--input loader",
-    ),
-    (
-        lambda plan: plan.steps_per_execution > 1,
-        "steps_per_execution above 1 needs a loop in a graph; next: --framework tensorflow or jax",
-    ),
-)
+        "--input loader": plan.input not in ("loader", "resident"),
+        "steps_per_execution above 1 needs a loop in a graph; next: --framework tensorflow or jax": (
+            plan.steps_per_execution > 1
+        ),
+    }
 
-RULES_BY_FRAMEWORK: dict[str, tuple[Rule, ...]] = {
-    "tensorflow": TENSORFLOW_RULES,
-    "jax": JAX_RULES,
-    "keras-torch": KERAS_TORCH_RULES,
-}
+
+def keras_rules(plan: Plan) -> Rules:
+    return {
+        "accumulate above 1 is torch's; next: --framework torch": plan.accumulate > 1,
+        "Keras exchanges gradients only in float32; next: --framework torch": (
+            plan.exchange != "fp32"
+        ),
+        "kernels 'tuned' is a mode of torch.compile; next: --framework torch": (
+            plan.kernels == "tuned"
+        ),
+        "Keras loads its input in one thread, without workers; next: --workers 0": (
+            bool(plan.workers) and plan.decode is None
+        ),
+        "decoding on the device needs PyTorch (nvJPEG); next: --decode cpu": (
+            plan.decode == "device"
+        ),
+        "input 'resident' does not pass through the host, so it cannot be augmented there; next: "
+        "--augment device": plan.input == "resident" and plan.augment == "cpu",
+        **shared_rules(plan),
+    }
 
 
 def violated_rule(plan: Plan, *, operation: bool = False) -> str | None:
-    """Return the first rule that a plan breaks, or None."""
     steps = STEP_KINDS[plan.framework]
     if plan.step not in steps:
         return f"{plan.framework} has no step {plan.step!r}; allowed are {', '.join(steps)}"
     strategy = FRAMEWORK_STRATEGY.get(plan.framework)
     if (plan.devices or 1) > 1 and strategy and plan.strategy != strategy:
         return f"{plan.framework} has no strategy {plan.strategy!r}; allowed is {strategy}"
-    rules = [
-        rule
-        for rule in RULES_BY_FRAMEWORK[plan.framework]
-        if not operation or rule is not EVEN_BATCH
-    ]
-    return first_broken_rule((*rules, *COMMON_RULES), plan)
+    return first_broken_rule({**framework_rules(plan, operation=operation), **keras_rules(plan)})

@@ -108,10 +108,10 @@ class ResidentInput(InputPipeline):
         placed_groups = self._pending.pop((epoch, len(cuts))).result()
         self._submit(epoch + 1, self.stream.slices)
         for _, ids, _ in placed_groups:
-            self.backend.compile_resident_step(ids)
+            self.backend.compile(ids)
         for group, ids, hashes in placed_groups:
             for number, hashed in enumerate(hashes):
-                run = partial(self.backend.step_resident, ids, number, epoch)
+                run = partial(self.backend.run, ids, number, epoch)
                 yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
     def _submit(self, epoch: int, cuts: list[RankSlice]) -> None:
@@ -121,7 +121,7 @@ class ResidentInput(InputPipeline):
 
     def _put_groups(self, epoch: int, cuts: list[RankSlice]) -> PlacedGroups:
         return [
-            (group, self.backend.put_ids(group), group.sample_hashes())
+            (group, self.backend.put(group), group.sample_hashes())
             for group in self.groups(epoch, cuts)
         ]
 
@@ -146,6 +146,8 @@ class HostInput(InputPipeline):
         self._arrays = definition.arrays
         self._preprocessing = host_preprocessing(definition, task)
         self._compiled_shapes: set[tuple[int, ...]] = set()
+        self._kind = task.plan.input
+        self._thread = ThreadPoolExecutor(1)
 
     def host_batch(self, epoch: int, ids: SampleIds) -> HostBatch:
         """Gather and augment the samples ``ids`` [steps, n]."""
@@ -162,7 +164,7 @@ class HostInput(InputPipeline):
         self._compile_new_shapes(groups)
         batches = self.device_batches(epoch, groups)
         for (group, hashed), batch in zip(hashed_calls, batches, strict=True):
-            run = partial(self.backend.step, batch, epoch)
+            run = partial(self.backend.run, batch, 0, epoch)
             yield BackendCall(run, group.steps_per_call, group.batch_size, hashed)
 
     def _compile_new_shapes(self, groups: list[CallGroup]) -> None:
@@ -173,39 +175,22 @@ class HostInput(InputPipeline):
                 labels=np.zeros(shape, np.int32),
                 ids=np.zeros((*shape, *self._preprocessing.key_shape), np.uint32),
             )
-            self.backend.compile_step(self.backend.put_batch(host))
-
-    @abstractmethod
-    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
-        """Load the batch of every call on the devices."""
-
-
-class GeneratorInput(HostInput):
-    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
-        return map(self.backend.put_batch, self.batches(epoch, groups))
-
-    def batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[HostBatch]:
-        return (self.host_batch(epoch, ids) for group in groups for ids in group.ids)
-
-
-class LoaderInput(HostInput):
-    """NumPy batches gathered and copied by a thread, one call ahead."""
-
-    def __init__(self, definition: KerasDefinition, task: Task, backend: KerasBackend) -> None:
-        super().__init__(definition, task, backend)
-        self._thread = ThreadPoolExecutor(1)
+            self.backend.compile(self.backend.put(host))
 
     def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterator[DeviceValue]:
+        """Load the batch of every call on the devices; as ``loader`` in a thread, one call ahead."""
+        if self._kind == "tf.data":
+            backend: Any = self.backend  # of TensorFlow
+            yield from backend.tf_dataset(groups, partial(self.host_batch, epoch))
+            return
         jobs = (partial(self._put_batch, epoch, ids) for group in groups for ids in group.ids)
-        return prefetch_one(jobs, self._thread)
+        if self._kind == "loader":
+            yield from prefetch_one(jobs, self._thread)
+        else:
+            yield from (job() for job in jobs)
 
     def _put_batch(self, epoch: int, ids: SampleIds) -> DeviceValue:
-        return self.backend.put_batch(self.host_batch(epoch, ids))
-
-
-class TfDataInput(HostInput):
-    def device_batches(self, epoch: int, groups: list[CallGroup]) -> Iterable[DeviceValue]:
-        return self.backend.tf_dataset(groups, partial(self.host_batch, epoch))
+        return self.backend.put(self.host_batch(epoch, ids))
 
 
 def host_preprocessing(definition: KerasDefinition, task: Task) -> HostPreprocessing:
@@ -235,13 +220,6 @@ def prefetch_one(jobs: Iterable[Callable[[], Item]], thread: ThreadPoolExecutor)
         yield last.result()
 
 
-PIPELINES: dict[str, type[InputPipeline]] = {
-    "resident": ResidentInput,
-    "loader": LoaderInput,
-    "generator": GeneratorInput,
-    "tf.data": TfDataInput,
-}
-
-
 def open_input(definition: KerasDefinition, task: Task, backend: KerasBackend) -> InputPipeline:
-    return PIPELINES[str(task.plan.input)](definition, task, backend)
+    kind = ResidentInput if task.plan.input == "resident" else HostInput
+    return kind(definition, task, backend)

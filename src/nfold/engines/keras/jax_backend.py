@@ -7,7 +7,6 @@ gradient exchange and computes batch norm over the whole batch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,8 +19,6 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from nfold.core.errors import Unsupported
-from nfold.core.measurement import RankSamples
 from nfold.data.arrays import Images, Labels
 from nfold.engines.base import Task
 from nfold.engines.keras.backend import (
@@ -32,10 +29,9 @@ from nfold.engines.keras.backend import (
     KerasDefinition,
     Loss,
 )
-from nfold.engines.keras.jax_devices import JaxDevices, open_jax_devices
+from nfold.engines.keras.jax_devices import JaxDevices, open_devices
 from nfold.engines.keras.model import KerasModel, build_model
 from nfold.engines.keras.preprocessing import build_preparation
-from nfold.engines.sampling import SampleIds
 from nfold.workloads.keras_networks import head_logits
 
 Array = Any
@@ -46,7 +42,7 @@ Samples = tuple[Array, Array, Array]  # images, labels and ids of one step
 
 def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
     """Create the back end on the plan's devices; raises Unsupported if JAX does not see them."""
-    opened = open_jax_devices(task.plan)
+    opened = open_devices(task.plan)
     names = [f"{device.platform}:{device.id}" for device in opened.devices]
     distribution = keras.distribution.DataParallel(devices=names)
     keras.distribution.set_distribution(distribution)
@@ -55,6 +51,8 @@ def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
 
 class JaxBackend(KerasBackend):
     """The jitted programs of one model, and their state."""
+
+    is_asynchronous = True
 
     def __init__(
         self, task: Task, definition: KerasDefinition, opened: JaxDevices, mesh: Any
@@ -84,36 +82,28 @@ class JaxBackend(KerasBackend):
         whole = (np.asarray(images), labels.astype(np.int32))
         self._data = jax.device_put(whole, self._replicated)
 
-    def put_ids(self, group: CallGroup) -> DeviceValue:
-        return jax.device_put(group.ids.astype(np.uint32), self._split(group.batch_size, 2))
+    def put(self, samples: CallGroup | HostBatch) -> DeviceValue:
+        if isinstance(samples, CallGroup):
+            return jax.device_put(samples.ids.astype(np.uint32), self._split(samples.batch_size, 2))
+        values = (samples.images, samples.labels, samples.ids)
+        return jax.device_put(values, self._split(samples.ids.shape[1], 1))
 
-    def put_batch(self, host: HostBatch) -> DeviceValue:
-        values = (host.images, host.labels, host.ids)
-        return jax.device_put(values, self._split(host.ids.shape[1], 1))
+    def compile(self, placed: DeviceValue) -> None:
+        shape = _program_key(placed)
+        if shape not in self._programs:
+            steps = self._step.steps if isinstance(placed, tuple) else self._step.resident_steps
+            jitted = jax.jit(steps, donate_argnums=0, out_shardings=self._replicated)
+            inputs = self._inputs(placed, 0, 0)
+            self._programs[shape] = jitted.lower(self._state, *inputs).compile()
 
-    def compile_resident_step(self, ids: DeviceValue) -> None:
-        if ids.shape not in self._programs:
-            inputs = (self._data, ids, np.int32(0), np.uint32(0))
-            self._programs[ids.shape] = self._compiled(self._step.resident_steps, *inputs)
+    def _inputs(self, placed: DeviceValue, call: int, epoch: int) -> tuple[Any, ...]:
+        if isinstance(placed, tuple):
+            return placed, np.uint32(epoch)
+        return self._data, placed, np.int32(call), np.uint32(epoch)
 
-    def compile_step(self, batch: DeviceValue) -> None:
-        if batch[0].shape not in self._programs:
-            inputs = (batch, np.uint32(0))
-            self._programs[batch[0].shape] = self._compiled(self._step.steps, *inputs)
-
-    def _compiled(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        jitted = jax.jit(function, donate_argnums=0, out_shardings=self._replicated)
-        return jitted.lower(self._state, *inputs).compile()
-
-    def step_resident(self, ids: DeviceValue, call: int, epoch: int) -> Loss:
-        program = self._programs[ids.shape]
-        place = (np.int32(call), np.uint32(epoch))
-        self._state, losses = program(self._state, self._data, ids, *place)
-        return losses
-
-    def step(self, batch: DeviceValue, epoch: int) -> Loss:
-        program = self._programs[batch[0].shape]
-        self._state, losses = program(self._state, batch, np.uint32(epoch))
+    def run(self, placed: DeviceValue, call: int, epoch: int) -> Loss:
+        program = self._programs[_program_key(placed)]
+        self._state, losses = program(self._state, *self._inputs(placed, call, epoch))
         return losses
 
     def synchronize(self) -> None:
@@ -121,10 +111,6 @@ class JaxBackend(KerasBackend):
 
     def wait_for(self, loss: Loss) -> None:
         loss.block_until_ready()
-
-    @property
-    def is_asynchronous(self) -> bool:
-        return True
 
     def read_losses(self, losses: Sequence[Loss]) -> list[float]:
         found: list[float] = np.concatenate(jax.device_get(list(losses))).tolist()
@@ -147,19 +133,19 @@ class JaxBackend(KerasBackend):
     def memory(self) -> dict[str, int | None]:
         return self._opened.memory()
 
-    def add_notes(self, samples: RankSamples) -> RankSamples:
-        norms = [
-            type(one).__name__ == "BatchNormalization" for one in self._keras_model.model.layers
-        ]
+    @property
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        layers = self._keras_model.model.layers
+        norms = [type(one).__name__ == "BatchNormalization" for one in layers]
         if not any(norms) or self._mesh.devices.size == 1 or self._plan.batch_norm != "device":
-            return samples
+            return ()
         text = "batch norm on JAX is over the samples of all devices, as --batch-norm synchronised"
-        return dataclasses.replace(samples, caveats=(*samples.caveats, ("batch_norm", text)))
+        return (("batch_norm", text),)
 
-    def tf_dataset(
-        self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]
-    ) -> Iterable[DeviceValue]:
-        raise Unsupported("input 'tf.data' is TensorFlow's; next: --input loader")
+
+def _program_key(placed: DeviceValue) -> tuple[int, ...]:
+    shape: tuple[int, ...] = (placed[0] if isinstance(placed, tuple) else placed).shape
+    return shape
 
 
 class JaxStep:

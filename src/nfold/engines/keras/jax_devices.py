@@ -44,7 +44,7 @@ def reserved_bytes(stats: dict[str, int]) -> int:
     return pool or stats.get("bytes_limit") or stats.get("bytes_reserved", 0)
 
 
-def open_jax_devices(plan: Plan) -> JaxDevices:
+def open_devices(plan: Plan) -> JaxDevices:
     """Open the plan's devices; raises Unsupported if JAX does not see them."""
     if jax.config.jax_compilation_cache_dir is None:
         # Per host: a program compiled for one processor may not run on another.

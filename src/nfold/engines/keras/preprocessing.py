@@ -7,22 +7,19 @@ products are composed of 16-bit halves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
 from nfold.data.arrays import DataSetArrays
-from nfold.data.distortion import AREA, BICUBIC, BRIGHTNESS, HUE, METHODS, NEAREST
 from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import (
-    COLOUR_KEY,
-    DISTORTION_KEY,
     OPERATION_KEYS,
     Operations,
     mean_levels,
 )
+from nfold.engines.distortion import TAPS, BatchDistortion
 from nfold.engines.sampling import MASK, MULTIPLIERS, ROUNDS, WEYL
 
 Tensor = Any
@@ -131,59 +128,34 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, Draws, int, DataSetArrays], Tensor]] 
 }
 
 
-# Inception's distortion, with the random numbers and pixels of
-# ``engines/torch/input/distortion.py``. Resizing is two matrix products: a row holds the weights of
-# the source pixels, most of them 0. This keeps the batch axis, which is split over devices, and
-# costs about 2 % of the network at 299 pixels.
+class KerasDistortion(BatchDistortion):
+    """Distorts images of different sizes, each in the upper left corner of a canvas.
 
-TAPS = 4  # source pixels per side of a resized pixel, for bicubic
-CUBIC_A = -0.75
-HALF_RANGE = 2**31
+    Resizing is two matrix products: a row holds the weights of the source pixels, most of them 0.
+    This keeps the batch axis, which is split over devices, and costs about 2 % of the network at 299
+    pixels.
+    """
 
+    ops = ops
 
-@dataclass(frozen=True)
-class KerasDistortionParameters:
-    """``nfold.data.distortion.DistortionParameters`` of several samples, each [n]."""
+    def draws(self, epoch: Tensor, ids: Tensor, operation: int) -> Draws:
+        return draw_uint32(self._seed, epoch, ids, operation)
 
-    method: Tensor
-    mirrored: Tensor
-    contrast_second: Tensor
-    brightness: Tensor
-    saturation: Tensor
-    hue: Tensor
-    contrast: Tensor
+    def random_below(self, draw: Tensor, limit: int) -> Tensor:
+        return random_below(draw, limit)
 
+    def uniform(self, draw: Tensor, low: float, high: float) -> Tensor:
+        return ops.cast(draw, "float32") * ((high - low) / 2**32) + low
 
-def draw_distortion(seed: int, epoch: Tensor, ids: Tensor) -> KerasDistortionParameters:
-    method, mirrored, order, brightness = draw_uint32(seed, epoch, ids, DISTORTION_KEY)
-    saturation, hue, contrast, _ = draw_uint32(seed, epoch, ids, COLOUR_KEY)
-    return KerasDistortionParameters(
-        method=random_below(method, len(METHODS)),
-        mirrored=mirrored >= _uint32(HALF_RANGE),
-        contrast_second=order >= _uint32(HALF_RANGE),
-        brightness=uniform(brightness, -BRIGHTNESS, BRIGHTNESS),
-        saturation=uniform(saturation, 0.5, 1.5),
-        hue=uniform(hue, -HUE, HUE),
-        contrast=uniform(contrast, 0.5, 1.5),
-    )
-
-
-def uniform(draw: Tensor, low: float, high: float) -> Tensor:
-    return ops.cast(draw, "float32") * ((high - low) / 2**32) + low
-
-
-class KerasDistortion:
-    """Distorts images of different sizes, each in the upper left corner of a canvas."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._size, self._seed = size, seed
+    def highest_bit(self, draw: Tensor) -> Tensor:
+        return draw >= _uint32(2**31)
 
     def __call__(self, canvases: Tensor, keys: Tensor, epoch: Tensor) -> Tensor:
         """Distort canvases [n, s, s, 3] to uint8 images [n, size, size, 3].
 
         ``keys`` uint32 [n, 3] are id, height and width of each image.
         """
-        parameters = draw_distortion(self._seed, epoch, keys[:, 0])
+        parameters = self.parameters(epoch, keys[:, 0])
         sizes = ops.cast(keys[:, 1:], "int32")
         rows = self._resize_matrix(sizes[:, 0], canvases.shape[1], parameters.method, None)
         columns = self._resize_matrix(
@@ -191,94 +163,18 @@ class KerasDistortion:
         )
         image = ops.einsum("nph,nhwc->npwc", rows, ops.cast(canvases, "float32"))
         image = ops.einsum("nqw,npwc->npqc", columns, image)
-        return adjust_colors(ops.floor(ops.clip(image + 0.5, 0, 255)), parameters)
+        return self.adjust_colours(ops.floor(ops.clip(image + 0.5, 0, 255)), parameters)
 
     def _resize_matrix(
         self, sides: Tensor, canvas: int, method: Tensor, mirrored: Tensor | None
     ) -> Tensor:
-        sources, weights = self._source_pixels(sides, method, mirrored)
-        positions = ops.arange(canvas, dtype="int32")
+        pixels, taps, positions = (ops.arange(n, dtype="int32") for n in (self._size, TAPS, canvas))
+        sources, weights = self.source_pixels(pixels, taps, sides, method, mirrored)
         total: Any = 0
         for tap in range(TAPS):
             hit = sources[..., tap, None] == positions
             total = total + ops.where(hit, weights[..., tap, None], 0.0)
         return total
-
-    def _source_pixels(
-        self, sides: Tensor, method: Tensor, mirrored: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        size = self._size
-        pixels = ops.arange(size, dtype="int32")[None]
-        if mirrored is not None:
-            pixels = ops.where(mirrored[:, None], size - 1 - pixels, pixels)
-        sides, method = sides[:, None], method[:, None]
-        scale = ops.cast(sides, "float32") / size
-        place = ops.cast(pixels, "float32")
-        middle, start = (place + 0.5) * scale - 0.5, place * scale
-        under = ops.floor(middle)
-        nearest = (2 * pixels + 1) * sides // (2 * size)
-        whole = ops.where(method == AREA, ops.floor(start), under - 1)
-        first = ops.where(method == NEAREST, nearest, ops.cast(whole, "int32"))
-        sources = first[..., None] + ops.arange(TAPS, dtype="int32")
-        weights = self._tap_weights(sources, middle - under, start, scale, method)
-        return ops.minimum(ops.maximum(sources, 0), sides[..., None] - 1), weights
-
-    def _tap_weights(
-        self, sources: Tensor, past: Tensor, start: Tensor, scale: Tensor, method: Tensor
-    ) -> Tensor:
-        # [n, size, TAPS]; ``past`` is the distance of a pixel's centre from the second tap, 0 to 1.
-        taps, method = ops.arange(TAPS, dtype="float32"), method[..., None]
-        distance = ops.absolute(taps - 1 - past[..., None])
-        begin, end = ops.cast(sources, "float32"), (start + scale)[..., None]
-        covered = ops.minimum(begin + 1, end) - ops.maximum(begin, start[..., None])
-        linear = ops.maximum(1 - distance, 0)
-        weights = ops.where(method == BICUBIC, cubic_weight(distance), linear)
-        weights = ops.where(method == AREA, ops.maximum(covered, 0) / scale[..., None], weights)
-        return ops.where(method == NEAREST, ops.cast(taps == 0, "float32"), weights)
-
-
-def cubic_weight(distance: Tensor) -> Tensor:
-    """Return the bicubic weight at a distance of 0 to 2 (R. Keys, Cubic convolution, 1981)."""
-    near = ((CUBIC_A + 2) * distance - (CUBIC_A + 3)) * distance * distance + 1
-    far = ((CUBIC_A * distance - 5 * CUBIC_A) * distance + 8 * CUBIC_A) * distance - 4 * CUBIC_A
-    return ops.where(distance <= 1, near, ops.where(distance < 2, far, 0.0))
-
-
-def adjust_colors(levels: Tensor, parameters: KerasDistortionParameters) -> Tensor:
-    """Change the colours of levels [n, h, w, 3], 0 to 255, and convert to uint8."""
-    image = levels / 255 + parameters.brightness[:, None, None, None]
-    second = parameters.contrast_second[:, None, None, None]
-    factor = parameters.contrast[:, None, None, None]
-    image = ops.maximum(adjust_contrast(image, ops.where(second, factor, 1.0)), 0)
-    image = adjust_saturation_and_hue(
-        image, parameters.saturation[:, None, None], parameters.hue[:, None, None]
-    )
-    image = adjust_contrast(image, ops.where(second, 1.0, factor))
-    return ops.cast(ops.clip(image * 255 + 0.5, 0, 255), "uint8")
-
-
-def adjust_contrast(image: Tensor, factor: Tensor) -> Tensor:
-    """Scale the difference from the image's mean of each channel."""
-    mean = ops.mean(image, axis=(1, 2), keepdims=True)
-    return (image - mean) * factor + mean
-
-
-def adjust_saturation_and_hue(image: Tensor, saturation: Tensor, hue_shift: Tensor) -> Tensor:
-    """Change saturation, then hue, of images [n, h, w, 3]; a ``hue_shift`` of 1 is a full circle."""
-    red, green, blue = image[..., 0], image[..., 1], image[..., 2]
-    value = ops.max(image, axis=-1)
-    chroma = value - ops.min(image, axis=-1)
-    inverse = 1 / ops.maximum(chroma, 1e-12)
-    place = ops.where(green == value, (blue - red) * inverse + 2, (red - green) * inverse + 4)
-    place = ops.where(red == value, (green - blue) * inverse, place)
-    place = ops.mod(place + 6 * hue_shift, 6)
-    chroma = ops.minimum(chroma * saturation, value)
-    shares = (
-        ops.absolute(place - 3) - 1,
-        2 - ops.absolute(place - 2),
-        2 - ops.absolute(place - 4),
-    )
-    return ops.stack([value - chroma * (1 - ops.clip(part, 0, 1)) for part in shares], axis=-1)
 
 
 # uint8 images [n, h, w, c], uint32 ids [n], uint32 epoch [] to the model's input; for distortion on

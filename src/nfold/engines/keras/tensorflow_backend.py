@@ -27,7 +27,7 @@ from nfold.engines.keras.backend import (
 )
 from nfold.engines.keras.model import build_model
 from nfold.engines.keras.preprocessing import build_preparation
-from nfold.engines.keras.tensorflow_devices import Tensor, TensorFlowReplicas, open_replicas
+from nfold.engines.keras.tensorflow_devices import Tensor, TensorFlowReplicas, open_devices
 from nfold.engines.sampling import SampleIds
 from nfold.workloads.keras_networks import head_logits
 
@@ -36,17 +36,19 @@ Samples = tuple[Tensor, Tensor, Tensor]  # images, labels and ids of one replica
 
 def create_backend(task: Task, definition: KerasDefinition) -> KerasBackend:
     """Create the back end on the plan's devices; raises Unsupported if TensorFlow lacks them."""
-    return TensorFlowBackend(task, definition, open_replicas(task.plan))
+    return TensorFlowBackend(task, definition, open_devices(task.plan))
 
 
 class TensorFlowBackend(KerasBackend):
     """One model, mirrored on every replica, and its training step."""
 
+    notes = ()
+
     def __init__(
         self, task: Task, definition: KerasDefinition, replicas: TensorFlowReplicas
     ) -> None:
         self._replicas = replicas
-        self._cuda = task.plan.device == "cuda"
+        self.is_asynchronous = task.plan.device == "cuda"
         self._step_kind = str(task.plan.step)
         with replicas.strategy.scope():
             self._model_step = TensorFlowStep(task, definition, replicas)
@@ -69,46 +71,37 @@ class TensorFlowBackend(KerasBackend):
         whole = (np.asarray(images), labels.astype(np.int32))
         self._data = tuple(self._replicas.replicate(values) for values in whole)
 
-    def put_ids(self, group: CallGroup) -> DeviceValue:
-        cuts = self._replicas.slices(group.batch_size)
-        return self._replicas.split(group.ids, cuts, axis=2), self._replicas.loss_weights(cuts)
+    def put(self, samples: CallGroup | HostBatch) -> DeviceValue:
+        if isinstance(samples, CallGroup):
+            cuts = self._replicas.slices(samples.batch_size)
+            values = self._replicas.split(samples.ids, cuts, axis=2)
+        else:
+            cuts = self._replicas.slices(samples.ids.shape[1])
+            arrays = (samples.images, samples.labels, samples.ids)
+            values = tuple(self._replicas.split(value, cuts, axis=1) for value in arrays)
+        return values, self._replicas.loss_weights(cuts)
 
-    def put_batch(self, host: HostBatch) -> DeviceValue:
-        cuts = self._replicas.slices(host.ids.shape[1])
-        values = (host.images, host.labels, host.ids)
-        samples = tuple(self._replicas.split(value, cuts, axis=1) for value in values)
-        return samples, self._replicas.loss_weights(cuts)
+    def _program(self, placed: DeviceValue, call: int, epoch: int) -> tuple[Any, tuple[Any, ...]]:
+        values, weights = placed
+        now = tf.constant(epoch, tf.uint32)
+        if isinstance(values, tuple):
+            return self._steps, (values, now, weights)
+        return self._resident_steps, (self._data, values, tf.constant(call), now, weights)
 
-    def compile_resident_step(self, ids: DeviceValue) -> None:
+    def compile(self, placed: DeviceValue) -> None:
         if self._step_kind != "eager":
-            ids, weights = ids
-            inputs = (self._data, ids, tf.constant(0), epoch_tensor(0), weights)
-            self._resident_steps.get_concrete_function(*inputs)
+            program, inputs = self._program(placed, 0, 0)
+            program.get_concrete_function(*inputs)
 
-    def compile_step(self, batch: DeviceValue) -> None:
-        if self._step_kind != "eager":
-            samples, weights = batch
-            self._steps.get_concrete_function(samples, epoch_tensor(0), weights)
-
-    def step_resident(self, ids: DeviceValue, call: int, epoch: int) -> Loss:
-        ids, weights = ids
-        return self._resident_steps(
-            self._data, ids, tf.constant(call), epoch_tensor(epoch), weights
-        )
-
-    def step(self, batch: DeviceValue, epoch: int) -> Loss:
-        samples, weights = batch
-        return self._steps(samples, epoch_tensor(epoch), weights)
+    def run(self, placed: DeviceValue, call: int, epoch: int) -> Loss:
+        program, inputs = self._program(placed, call, epoch)
+        return program(*inputs)
 
     def synchronize(self) -> None:
         tf.test.experimental.sync_devices()
 
     def wait_for(self, loss: Loss) -> None:
         loss.numpy()
-
-    @property
-    def is_asynchronous(self) -> bool:
-        return self._cuda
 
     def read_losses(self, losses: Sequence[Loss]) -> list[float]:
         found: list[float] = tf.concat(list(losses), axis=0).numpy().tolist()
@@ -132,6 +125,7 @@ class TensorFlowBackend(KerasBackend):
     def tf_dataset(
         self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]
     ) -> Iterator[DeviceValue]:
+        """Load the batches of ``groups`` by a ``tf.data.Dataset`` that calls ``gather``."""
         dtypes = (tf.uint8, tf.int32, tf.uint32)
 
         def gather_tensors(ids: Tensor) -> tuple[Tensor, ...]:
@@ -142,11 +136,7 @@ class TensorFlowBackend(KerasBackend):
             dataset = tf.data.Dataset.from_tensor_slices(group.ids)
             dataset = dataset.map(lambda ids: tf.numpy_function(gather_tensors, [ids], dtypes))
             for images, labels, ids in dataset.prefetch(1).as_numpy_iterator():
-                yield self.put_batch(HostBatch(images=images, labels=labels, ids=ids))
-
-
-def epoch_tensor(epoch: int) -> Tensor:
-    return tf.constant(epoch, tf.uint32)
+                yield self.put(HostBatch(images=images, labels=labels, ids=ids))
 
 
 def compile_xla(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -93,7 +93,7 @@ class TensorFlowReplicas:
         return {"peak_memory_bytes": max(peaks), "reserved_memory_bytes": None}
 
 
-def open_replicas(plan: Plan) -> TensorFlowReplicas:
+def open_devices(plan: Plan) -> TensorFlowReplicas:
     """Open the plan's devices; raises Unsupported if TensorFlow does not see them.
 
     CPU devices are logical devices that share one thread pool with the cores of all.

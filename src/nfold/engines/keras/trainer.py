@@ -21,7 +21,8 @@ from nfold import workloads
 from nfold.core.errors import OutOfMemory, RunFailure
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.plan import Plan
-from nfold.engines.base import Observer, Phase, Task
+from nfold.engines import rank_process
+from nfold.engines.base import Observer, Task
 from nfold.engines.keras.backend import KerasBackend, KerasDefinition, load_definition
 from nfold.engines.keras.input import open_input
 from nfold.engines.recorder import Recorder, checksum, plan_length
@@ -45,7 +46,7 @@ class KerasTrainer:
         self.definition = definition
         self.backend = backend
         self.input = open_input(definition, task, backend)
-        self.clock = open_clock(backend)
+        self.clock = AsyncStepClock(backend) if backend.is_asynchronous else HostClock()
 
     def run(self, observer: Observer) -> RankSamples:
         plan, backend = self.task.plan, self.backend
@@ -57,14 +58,12 @@ class KerasTrainer:
         for epoch in range(epochs):
             self._epoch(epoch, recorder)
         weights = backend.weights()
-        return backend.add_notes(
-            recorder.samples(
-                caveats=self.definition.notes,
-                data_bytes=self.input.resident_bytes,
-                parameter_checksum=checksum(weight.tobytes() for weight in weights),
-                parameter_count=sum(weight.size for weight in weights),
-                **backend.memory(),
-            )
+        return recorder.samples(
+            caveats=(*self.definition.notes, *backend.notes),
+            data_bytes=self.input.resident_bytes,
+            parameter_checksum=checksum(weight.tobytes() for weight in weights),
+            parameter_count=sum(weight.size for weight in weights),
+            **backend.memory(),
         )
 
     def _epoch(self, epoch: int, recorder: Recorder[Any]) -> None:
@@ -73,25 +72,22 @@ class KerasTrainer:
         recorder.begin_epoch()
         for call in self.input:
             loss = call.run()
-            self.clock.record_loss(loss)
+            if isinstance(self.clock, AsyncStepClock):
+                self.clock.record_loss(loss)
             recorder.record_steps(call.steps, call.batch_size, call.sample_hash, loss)
         loss, count = recorder.end_epoch()
         seconds = time.monotonic() - started
         if self.task.plan.epochs is not None:
-            accuracy = self._accuracy(recorder)
+            arrays = self.definition.arrays
+            n = len(arrays.test_labels)
+            slices = (slice(i, i + EVALUATION_BATCH) for i in range(0, n, EVALUATION_BATCH))
+            batches = ((arrays.test_images[rows], arrays.test_labels[rows]) for rows in slices)
+            report = recorder.report_evaluation
+            accuracy = self.backend.count_correct(batches, report) / n if n else None
             recorder.add_epoch(
                 Epoch(seconds=seconds, samples=count, train_loss=loss / count, accuracy=accuracy)
             )
             recorder.publish_epoch()
-
-    def _accuracy(self, recorder: Recorder[Any]) -> float | None:
-        arrays = self.definition.arrays
-        n = len(arrays.test_labels)
-        if not n:
-            return None
-        slices = (slice(i, i + EVALUATION_BATCH) for i in range(0, n, EVALUATION_BATCH))
-        batches = ((arrays.test_images[rows], arrays.test_labels[rows]) for rows in slices)
-        return self.backend.count_correct(batches, recorder.report_evaluation) / n
 
 
 class AsyncStepClock(HostClock):
@@ -135,17 +131,6 @@ class AsyncStepClock(HostClock):
         all_recorded.wait()
         pairs = itertools.pairwise([self._started, *self._done_s])
         return seconds, [1e3 * (after - before) for before, after in pairs]
-
-
-class SyncStepClock(HostClock):
-    """Step times of a back end whose calls are synchronous."""
-
-    def record_loss(self, _loss: Any) -> None:
-        """Do nothing: the call is complete."""
-
-
-def open_clock(backend: KerasBackend) -> AsyncStepClock | SyncStepClock:
-    return AsyncStepClock(backend) if backend.is_asynchronous else SyncStepClock()
 
 
 KERAS_BACKEND_NAMES = {"tensorflow": "tensorflow", "jax": "jax", "keras-torch": "torch"}
@@ -247,45 +232,11 @@ def wrap_as_torch_module(model: Any, layout: str) -> Any:
 
 def run_operation(task: Task, observer: Observer) -> RankSamples:
     """Run an operation without Keras; raises OutOfMemory, Mismatch or Unsupported."""
-    plan = task.plan
-    os.environ.update(backend_environment(plan, dict(os.environ)))
-
-    def beat(done: int, planned: int) -> None:
-        observer.beat(Phase.STEPPING if done else Phase.FIRST_STEP, done, planned)
-
-    with translate_errors(plan.framework):
-        devices = _open_devices(plan)
-        name = f"nfold.workloads.{task.workload.name}.{plan.framework}"
-        definition = importlib.import_module(name)
-        result = definition.run_parts(
-            definition.Task(
-                parameters=workloads.parameters(task.workload),
-                plan=plan,
-                rank=0,
-                world_size=1,
-                devices=devices.devices,
-                barrier=lambda: None,
-                beat=beat,
-            ),
-            lambda: devices.memory()["peak_memory_bytes"],
+    os.environ.update(backend_environment(task.plan, dict(os.environ)))
+    library = task.plan.framework
+    with translate_errors(library):
+        module = importlib.import_module(f"nfold.engines.keras.{library}_devices")
+        devices = module.open_devices(task.plan)
+        return rank_process.run_operation(
+            task, observer, library, devices.devices, devices.describe, memory=devices.memory
         )
-    return RankSamples(
-        rank=0,
-        device=devices.describe(),
-        first_step_ms=result.first_step_ms,
-        warmup_steps=plan.warmup_steps or 0,
-        windows=result.windows,
-        parts=result.parts,
-        peak_memory_bytes=result.peak_memory_bytes,
-        reserved_memory_bytes=devices.memory()["reserved_memory_bytes"],
-    )
-
-
-def _open_devices(plan: Plan) -> Any:
-    if plan.framework == "jax":
-        from nfold.engines.keras.jax_devices import open_jax_devices
-
-        return open_jax_devices(plan)
-    from nfold.engines.keras.tensorflow_devices import open_replicas
-
-    return open_replicas(plan)

@@ -5,7 +5,7 @@ With N devices, a global batch B and no noise, a step takes
     ceil(B / N) · (compute + input + copy) + host + exchange (if N > 1) + straggler
 
 milliseconds on every rank, because ranks wait for each other. Further costs overlap with the step
-or act on some ranks (``scenario.py``). Interventions remove costs exactly (``step_costs.py``).
+or act on some ranks (``scenario.py``). Interventions remove costs exactly.
 """
 
 from __future__ import annotations

@@ -15,8 +15,12 @@ from nfold.core.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
 from nfold.core.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
 from nfold.core.variant import Variant
 from nfold.engines.base import Observer, Phase, Task
-from nfold.engines.simulated.scenario import PlantedFailure, Scenario
-from nfold.engines.simulated.step_costs import StepCosts, costs_of_rank
+from nfold.engines.simulated.scenario import (
+    PlantedFailure,
+    Scenario,
+    StepCosts,
+    costs_of_rank,
+)
 
 WINDOW_COUNT = 10
 START_LOSS = 2.302585  # ln 10: ten classes, untrained
@@ -35,7 +39,8 @@ class Simulation:
         self.epochs = _batches_by_epoch(task, scenario)
         self.total_steps = sum(map(len, self.epochs))
         self.warmup_steps = min(max(1, task.plan.warmup_steps or 0), self.total_steps // 2)
-        self.failure = self._first_failure()
+        failures = filter(self._occurs, scenario.failures)
+        self.failure = min(failures, key=lambda planted: planted.step, default=None)
 
     def run(self, observer: Observer) -> RankSamples:
         """Run to the end, or to the step in which any rank fails."""
@@ -53,14 +58,17 @@ class Simulation:
     def samples(self, end: int) -> RankSamples:
         """Return the measurements of this rank's first ``end`` steps."""
         windows, losses = self._windows(end)
+        # Without the wait for other ranks, unless the scenario has host gaps.
+        step_ms = self.wall_ms if self.scenario.host_gap_ms else self.rank_ms[self.task.rank]
+        gap_steps = range(end if self.scenario.host_gap_ms else 0)
         return RankSamples(
             rank=self.task.rank,
             device=f"{self.plan.device}:{self.task.local_rank}",
             first_step_ms=self.wall_ms[0] if end else None,
             warmup_steps=self.warmup_steps,
             windows=windows,
-            step_ms=tuple(self._reported_step_ms[self.warmup_steps : end]),
-            host_gaps_ms=self._host_gaps_ms(end),
+            step_ms=tuple(step_ms[self.warmup_steps : end]),
+            host_gaps_ms=tuple(self._host_gap_ms(step, self.task.rank) for step in gap_steps),
             epochs=self._finished_epochs(end) if self.plan.epochs is not None else (),
             losses=losses,
             peak_memory_bytes=self.peak_memory_bytes,
@@ -99,19 +107,10 @@ class Simulation:
         factor = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
         return [ms * factor * generator.lognormvariate(0, self.scenario.noise) for ms in exact]
 
-    def _host_gaps_ms(self, end: int) -> tuple[float, ...]:
-        steps = range(end if self.scenario.host_gap_ms else 0)
-        return tuple(self._host_gap_ms(step, self.task.rank) for step in steps)
-
     def _host_gap_ms(self, step: int, rank: int) -> float:
         has_gap = step > 0 and step % self.scenario.host_gap_every == 0
         has_gap = has_gap and self.scenario.host_gap_rank in (None, rank)
         return self.scenario.host_gap_ms if has_gap else 0.0
-
-    @property
-    def _reported_step_ms(self) -> list[float]:
-        # Without the wait for other ranks, unless the scenario has host gaps.
-        return self.wall_ms if self.scenario.host_gap_ms else self.rank_ms[self.task.rank]
 
     def _noise_name(self) -> str:
         task = self.task
@@ -248,10 +247,6 @@ class Simulation:
     def peak_memory_bytes(self) -> int:
         samples = self._samples_on_device(self.plan.batch or 1, self.task.rank)
         return self.scenario.memory_bytes + samples * self.scenario.memory_bytes_per_sample
-
-    def _first_failure(self) -> PlantedFailure | None:
-        failures = filter(self._occurs, self.scenario.failures)
-        return min(failures, key=lambda planted: planted.step, default=None)
 
     def _occurs(self, planted: PlantedFailure) -> bool:
         return (

@@ -159,9 +159,11 @@ MicroBatches = tuple[MicroBatch, ...]
 def split_micro_batches(samples: int, rank: int, ranks: int, accumulate: int) -> MicroBatches:
     """Return the micro-batches of this rank's rows of a batch of ``samples`` over all ranks.
 
-    A micro-batch without a sample is the first row, with weight 0.
+    There is at most one per sample of the batch. A micro-batch without a sample is the first row,
+    with weight 0.
     """
-    counts = [len(piece) for piece in split_batch(samples, rank, ranks, accumulate)]
+    pieces = split_batch(samples, rank, ranks, min(accumulate, samples))
+    counts = [len(piece) for piece in pieces]
     starts = itertools.accumulate(counts, initial=0)
     return tuple(
         MicroBatch(

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.torch.batch import BatchShare, CurrentShare
-from nfold.engines.torch.layout import subclass_with_forward
+from nfold.engines.torch.layout import ChangedForward, subclass_with_forward
 
 # renamed in torch 2.13
 ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
@@ -42,10 +42,7 @@ class BatchStatistics:
     count: Tensor
 
 
-class SynchronizedMarker:
-    """Base of the classes that ``synchronize_batch_norm`` makes from ``original``."""
-
-    original: type[nn.Module]
+class SynchronizedMarker(ChangedForward): ...
 
 
 def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: CurrentShare) -> None:
@@ -72,12 +69,6 @@ def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: Current
         layer.__class__ = _synchronized_class(type(layer), plan, current_share)  # type: ignore[assignment]
 
 
-class SingleValueMarker:
-    """Base of the classes that accept one value per channel, made from ``original``."""
-
-    original: type[nn.Module]
-
-
 def _allow_single_value(module: nn.Module) -> None:
     """Let batch norms train on one value per channel, which PyTorch refuses.
 
@@ -99,7 +90,7 @@ def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
             return original.forward(self, torch.cat([x, x]))[:1]
         return original.forward(self, x)
 
-    return subclass_with_forward(original, SingleValueMarker, forward)
+    return subclass_with_forward(original, ChangedForward, forward)
 
 
 class BatchNormSwitch:
@@ -210,20 +201,15 @@ class GlobalBatchNorm(torch.autograd.Function):
         sums = _gradient_sums(dy, x, mean, inverse)
         of_x = None
         if ctx.needs_input_grad[0]:
-            summed = _all_reduce_sums(torch.cat(sums), ctx.relative)
+            summed = torch.cat(sums)
+            summed = summed if ctx.relative == 1 else summed * ctx.relative
+            dist.all_reduce(summed)
+            if ctx.relative != 1:
+                summed = summed * (1 / ctx.relative if ctx.relative else 0.0)
             of_x = _input_gradient(dy, x, (weight, mean, inverse), summed / count)
         of_weight = (sums[1] * inverse).to(weight.dtype) if ctx.needs_input_grad[1] else None
         of_bias = sums[0].to(dy.dtype if weight is None else weight.dtype)
         return of_x, of_weight, of_bias if ctx.needs_input_grad[2] else None, None, None, None
-
-
-def _all_reduce_sums(sums: Tensor, relative: float) -> Tensor:
-    if relative != 1:
-        sums = sums * relative
-    dist.all_reduce(sums)
-    if relative != 1:
-        sums = sums * (1 / relative if relative else 0.0)
-    return sums
 
 
 def _gradient_sums(dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:

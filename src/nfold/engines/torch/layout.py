@@ -18,13 +18,18 @@ MEMORY_FORMATS: dict[str, torch.memory_format] = {
 
 
 def apply_layout(module: nn.Module, layout: str) -> nn.Module:
-    """Return the module with its four-dimensional weights in the layout."""
     return module.to(memory_format=MEMORY_FORMATS[layout])  # type: ignore[call-overload, no-any-return]
 
 
 def to_layout(images: Tensor, layout: str) -> Tensor:
     """Return images [n, c, h, w] in the layout, without a copy if they have it already."""
     return images.contiguous(memory_format=MEMORY_FORMATS[layout])
+
+
+class ChangedForward:
+    """Base of the classes that ``subclass_with_forward`` makes from ``original``."""
+
+    original: type[nn.Module]
 
 
 def subclass_with_forward(
@@ -52,10 +57,7 @@ ALIGNMENT = 8  # 16-bit numbers of a row that tensor cores read at once
 MAX_PATCH = 32  # numbers of a patch up to which a product was measured to be faster
 
 
-class Im2colMarker:
-    """Base of convolutions that compiled code computes as products."""
-
-    original: type[nn.Module]
+class Im2colMarker(ChangedForward): ...
 
 
 def use_im2col(module: nn.Module, plan: Plan) -> None:

@@ -19,8 +19,7 @@ from nfold.engines.torch.step.cuda_graph import make_capturable
 class ConstantLearningRate:
     """Keeps the learning rate of the optimizer."""
 
-    def set_step(self, step: int) -> None:
-        """Set the learning rate of a step."""
+    def set_step(self, step: int) -> None: ...
 
     def step_rates(self, _first: int, _steps: int) -> Tensor:
         """Return the rates of ``steps`` steps from step ``first`` on, for ``load_rate``."""

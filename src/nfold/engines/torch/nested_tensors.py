@@ -58,15 +58,10 @@ class TensorTree:
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
-        if isinstance(self.kind, DictKeys):
-            return dict(zip(self.kind.keys, items, strict=True))
+        if isinstance(self.kind, tuple):
+            return dict(zip(self.kind, items, strict=True))
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
-
-
-@dataclass(frozen=True)
-class DictKeys:
-    keys: tuple[Hashable, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,6 @@ TENSOR = "a tensor"
 
 
 def flatten_tensors(value: Any) -> tuple[tuple[Tensor, ...], TensorTree]:
-    """Return the tensors of a nested value, in order, and its structure."""
     tensors: list[Tensor] = []
     tree = _tensor_tree(value, tensors)
     return tuple(tensors), tree
@@ -102,7 +96,7 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
         return TensorTree(TENSOR)
     if type(value) is dict:
         return TensorTree(
-            DictKeys(tuple(value)), tuple(_tensor_tree(item, tensors) for item in value.values())
+            tuple(value), tuple(_tensor_tree(item, tensors) for item in value.values())
         )
     if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return TensorTree(

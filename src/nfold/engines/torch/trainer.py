@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import cast
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from nfold.core.interleave import communication_key
 from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.variant import Variant
+from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
 from nfold.engines.interleaver import ActiveVariant, Interleaver, task_length
 from nfold.engines.recorder import Recorder, plan_length
@@ -31,21 +33,21 @@ from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import parameter_checksum
 from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
-from nfold.engines.torch.devices import Devices, build_clock, open_devices
+from nfold.engines.torch.devices import Devices, build_clock, open_devices, task_devices
 from nfold.engines.torch.error_translation import translate_errors
 from nfold.engines.torch.input import batch_source
 from nfold.engines.torch.input.batch_source import (
-    BatchSource,
     build_image_preparation,
     build_image_source,
     build_preparation,
     build_source,
 )
+from nfold.engines.torch.input.dataloader import BatchSource
 from nfold.engines.torch.input.preprocessing import Normalize, build_normalizer
 from nfold.engines.torch.layout import use_im2col
 from nfold.engines.torch.lr_schedule import ConstantLearningRate, OneCycleLearningRate
 from nfold.engines.torch.precision import Precision
-from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, make_capturable
+from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CudaGraphRecorder, make_capturable
 from nfold.engines.torch.step.forward import (
     ForwardPass,
     compiled_forward,
@@ -54,10 +56,8 @@ from nfold.engines.torch.step.forward import (
 )
 from nfold.engines.torch.step.training_step import (
     BatchGroup,
-    EagerStep,
     EpochTensor,
     TrainingStep,
-    build_step,
     group_batches,
 )
 from nfold.engines.torch.torch_workload import TorchWorkload, check_ranks_agree, load_workload
@@ -111,23 +111,7 @@ def evaluate(
     return correct / n if scored == n else None
 
 
-class VariantSwitch:
-    """Changes everything of a training but its input between two variants."""
-
-    def __init__(self, module: nn.Module, step: TrainingStep) -> None:
-        self._batch_norm = batch_norm.BatchNormSwitch(module)
-        self._step = step
-        self._threads = torch.get_num_threads()
-
-    def __call__(self, variant: Variant) -> None:
-        self._batch_norm(synchronized=variant.synchronised_batch_norm)
-        self._step.switch_exchange(communication_key(variant))
-        threads = variant.threads or self._threads
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-
-
-class InterleavedSource:
+class InterleavedSource(BatchSource):
     """Batches of an interleaved run, each slot with the input of its variant.
 
     ``on_warmup_end`` is called before the first slot. Slots begin when the next batch is requested,
@@ -185,11 +169,28 @@ def train(task: Task, observer: Observer, load: LoadWorkload = load_workload) ->
         data_parallel.process_group(task, devices),
         closing(Trainer(own, devices, load)) as trainer,
     ):
-        batch_source.synchronize_start(task)
+        if task.variant.threads is not None:
+            torch.set_num_threads(task.variant.threads)
+        if not task.variant.ranks_synchronize:
+            data_parallel.barrier(task.world_size)  # a common start
         samples = trainer.run(
             observer if own.rank == task.rank else RankObserver(observer, task.rank)
         )
         return dataclasses.replace(samples, rank=task.rank)
+
+
+def run_operation(task: Task, observer: Observer) -> RankSamples:
+    """Run one rank of an operation, such as conv2d. Raises OutOfMemory, Collateral or Mismatch.
+
+    Without a process group CUDA starts in the first call, which is timed with it.
+    """
+    lazy = task.world_size == 1 and task.plan.device == "cuda"
+    devices = task_devices(task) if lazy else open_devices(task)
+    barrier = partial(data_parallel.barrier, task.world_size)
+    with translate_errors(devices.peak_memory_bytes), data_parallel.process_group(task, devices):
+        return rank_process.run_operation(
+            task, observer, "torch", devices.all, devices.describe, barrier
+        )
 
 
 class Trainer:
@@ -256,7 +257,8 @@ class Trainer:
         self._exchange_wait = ExchangeWait(
             enabled=self.task.world_size > 1 and not self.devices.is_cuda
         )
-        update = EagerStep(
+        captures = "captured" in cast(str, plan.step)
+        self._step = TrainingStep(
             usual,
             rare,
             usual_sizes,
@@ -265,9 +267,7 @@ class Trainer:
             context,
             self.lr_schedule,
             self._exchange_wait,
-        )
-        self._step = build_step(
-            cast(str, plan.step), update, self.lr_schedule, self.devices.primary
+            CudaGraphRecorder(self.devices.primary) if captures else None,
         )
         self.checkpointer = Checkpointer(
             self.task, TrainingState(self.module, self.optimizer, self.precision.scaler)
@@ -335,11 +335,17 @@ class Trainer:
         )
 
     def _interleave(self, recorder: Recorder[Tensor], observer: Observer) -> None:
-        task, active, switch = (
-            self.task,
-            self.active_variant,
-            VariantSwitch(self.module, self._step),
-        )
+        task, active = self.task, self.active_variant
+        switch_batch_norm = batch_norm.BatchNormSwitch(self.module)
+        usual_threads = torch.get_num_threads()
+
+        def switch(variant: Variant) -> None:
+            switch_batch_norm(synchronized=variant.synchronised_batch_norm)
+            self._step.switch_exchange(communication_key(variant))
+            threads = variant.threads or usual_threads
+            if threads != torch.get_num_threads():
+                torch.set_num_threads(threads)
+
         interleaver = Interleaver(task, active, recorder, observer, switch)
         self.source = InterleavedSource(
             self.source, task, self.devices, active, interleaver, self._record_checksum

@@ -5,77 +5,74 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from nfold import workloads
 from nfold.core import interleave
 from nfold.core.measurement import RankSamples
 from nfold.core.plan import Plan
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Observer, Phase, Task
+from nfold.engines.plan_rules import first_broken_rule
+from nfold.workloads import info, is_operation, parameters
+
+ONE_RANK = "nn.DataParallel has one rank"
 
 
 def workload_refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
-    cpu = plan.device == "cpu"
-    rules = (
-        (
-            workloads.is_operation(workload) and variant != Variant(input=variant.input),
-            f"{workload.name} has no gradients and no model: only its input can change",
-        ),
-        (
-            workloads.is_operation(workload) and variant.input == "resident" and cpu,
-            "a CPU device reads the host's memory: nothing is copied",
-        ),
-        (variant.captured and cpu, "a captured step is a CUDA graph: it needs a GPU"),
-        (
-            variant.captured and plan.strategy in ("ddp", "dp"),
-            "a captured step exchanges gradients itself: strategy nfold or one device",
-        ),
-        (
-            variant.captured and plan.precision == "fp16" and bool(workload.function_reference),
-            "fp16 of a user's own workload is not captured",
-        ),
-        (not variant.pinned and not cpu, "only CPU devices are bound to cores"),
-        (not variant.augmentation and not _has_augmentation(workload), "nothing is augmented"),
-        (
-            not variant.broadcast_buffers,
-            "batch-norm statistics belong to each device: none are broadcast",
-        ),
-        (variant.exchange == "half", "the plan sets the type of exchanged gradients"),
-        (not variant.find_unused_parameters, "every parameter has a gradient: there is no search"),
-        (not variant.host_syncs, "the host reads nothing from the device in a step"),
-        (not variant.anomaly_detection, "anomaly detection is off in workloads"),
-        (variant.exchange_after_backward, "a workload exchanges its gradients itself"),
-        (variant.profiler_steps, "only scripts are profiled"),
-        (variant.batches_per_epoch is not None, "epochs of a workload are measured whole"),
-        (variant.channels_last, "the plan sets the layout"),
-        (bool(variant.compiled), "the plan sets how steps are compiled"),
-        (variant.expandable_segments, "workloads use PyTorch's default allocator"),
-        (
-            bool(variant)
-            and plan.strategy == "dp"
-            and bool(variant.devices or variant.data_shares),
-            "nn.DataParallel has one rank",
-        ),
+    cpu, dp, operation = plan.device == "cpu", plan.strategy == "dp", is_operation(workload)
+    return variant.refusal(plan) or first_broken_rule(
+        {
+            f"{workload.name} has no gradients and no model: only its input can change": (
+                operation and variant != Variant(input=variant.input)
+            ),
+            "a CPU device reads the host's memory: nothing is copied": (
+                operation and variant.input == "resident" and cpu
+            ),
+            "a captured step is a CUDA graph: it needs a GPU": variant.captured and cpu,
+            "a captured step exchanges gradients itself: strategy nfold or one device": (
+                variant.captured and plan.strategy in ("ddp", "dp")
+            ),
+            "fp16 of a user's own workload is not captured": (
+                variant.captured and plan.precision == "fp16" and bool(workload.function_reference)
+            ),
+            "only CPU devices are bound to cores": not variant.pinned and not cpu,
+            "nothing is augmented": (
+                not variant.augmentation
+                and workload.function_reference is None
+                and not info(workload.name).augmentation_for(parameters(workload))
+            ),
+            "batch-norm statistics belong to each device: none are broadcast": (
+                not variant.broadcast_buffers
+            ),
+            "the plan sets the type of exchanged gradients": variant.exchange == "half",
+            "every parameter has a gradient: there is no search": (
+                not variant.find_unused_parameters
+            ),
+            "the host reads nothing from the device in a step": not variant.host_syncs,
+            "anomaly detection is off in workloads": not variant.anomaly_detection,
+            "a workload exchanges its gradients itself": variant.exchange_after_backward,
+            "only scripts are profiled": bool(variant.profiler_steps),
+            "epochs of a workload are measured whole": variant.batches_per_epoch is not None,
+            "the plan sets the layout": variant.channels_last,
+            "the plan sets how steps are compiled": bool(variant.compiled),
+            "workloads use PyTorch's default allocator": variant.expandable_segments,
+            ONE_RANK: dp and bool(variant.devices or variant.data_shares),
+        }
     )
-    return variant.refusal(plan) or next((reason for no, reason in rules if no), None)
 
 
 def script_refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
     """Return why the variant cannot be applied to a script, or None. The rank checks the script."""
-    cpu = plan.device == "cpu"
-    rules = (
-        (
-            variant.captured,
-            f"the step of {workload.name} belongs to the script: it is not captured",
-        ),
-        (not variant.augmentation, "the augmentation of a script cannot be separated"),
-        (not variant.pinned and not cpu, "only CPU devices are bound to cores"),
-        (
-            plan.strategy == "dp" and bool(variant.devices or variant.data_shares),
-            "nn.DataParallel has one rank",
-        ),
+    cpu, dp = plan.device == "cpu", plan.strategy == "dp"
+    return variant.refusal(plan) or first_broken_rule(
+        {
+            f"the step of {workload.name} belongs to the script: it is not captured": (
+                variant.captured
+            ),
+            "the augmentation of a script cannot be separated": not variant.augmentation,
+            "only CPU devices are bound to cores": not variant.pinned and not cpu,
+            ONE_RANK: dp and bool(variant.devices or variant.data_shares),
+        }
     )
-    return variant.refusal(plan) or next((reason for no, reason in rules if no), None)
 
 
 def switchable_fields(workload: Workload, plan: Plan) -> tuple[str, ...]:
@@ -88,16 +85,10 @@ def switchable_fields(workload: Workload, plan: Plan) -> tuple[str, ...]:
         return ()
     if workload.script:
         return interleave.SWITCHABLE_FIELDS
-    if workloads.is_operation(workload) or plan.steps_per_execution > 1:
+    if is_operation(workload) or plan.steps_per_execution > 1:
         return ()
     fields = ("input", "exchange", "synchronised_batch_norm")
     return fields if "compiled" in str(plan.step) else (*fields, "threads")
-
-
-def _has_augmentation(workload: Workload) -> bool:
-    if workload.function_reference is not None:
-        return True
-    return bool(workloads.info(workload.name).augmentation_for(workloads.parameters(workload)))
 
 
 def apply_variant(task: Task) -> Task:

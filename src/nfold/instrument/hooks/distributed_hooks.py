@@ -23,7 +23,7 @@ from torch.utils.data import DistributedSampler
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.data_parallel import NO_BUFFER_SYNC
-from nfold.engines.torch.communication.exchange_variants import CompletedWork, select_ddp_hook
+from nfold.engines.torch.communication.gradient_exchange import CompletedWork, select_ddp_hook
 from nfold.instrument.hooks.patches import Patches, PatchFactory
 from nfold.instrument.hooks.runtime_hooks import EventCounter, tensor_bytes
 from nfold.instrument.rank_environment import TORCHRUN_VARIABLES, drives_all_devices
@@ -51,16 +51,14 @@ class DataParallelHooks:
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         always = not self._variant.is_baseline("exchange_each_micro_batch")
-        (patches if always else warm_up).put(
-            DistributedDataParallel, "forward", self._wrap_ddp_forward
-        )
+        (patches if always else warm_up).wrap(DistributedDataParallel, "forward", self._ddp_forward)
         patches.wrap(DistributedDataParallel, "__init__", self._construct_ddp)
         patches.wrap(DataParallel, "__init__", self._construct_dp)
         if not self._variant.is_baseline("exchange"):
             for name in ("register_comm_hook", "_register_builtin_comm_hook"):
                 patches.wrap(DistributedDataParallel, name, self._register_comm_hook)
         if not self._variant.is_baseline("synchronised_batch_norm"):
-            patches.put(nn.SyncBatchNorm, "forward", self._wrap_sync_batch_norm)
+            patches.wrap(nn.SyncBatchNorm, "forward", self._sync_batch_norm)
 
     def switch_variant(self) -> None:
         now = self._variant.current
@@ -99,24 +97,17 @@ class DataParallelHooks:
             }
         return facts
 
-    def _wrap_ddp_forward(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled():
-                self._forwards += 1
-                if not self._variant.current.exchange_each_micro_batch:
-                    module.require_backward_grad_sync = self._forwards == self.accumulation
-                self.gradient_exchanges += bool(module.require_backward_grad_sync)
-            return original(module, *args, **kwargs)
+    def _ddp_forward(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            self._forwards += 1
+            if not self._variant.current.exchange_each_micro_batch:
+                module.require_backward_grad_sync = self._forwards == self.accumulation
+            self.gradient_exchanges += bool(module.require_backward_grad_sync)
+        return original(module, *args, **kwargs)
 
-        return forward
-
-    def _wrap_sync_batch_norm(self, original: Any) -> Any:
-        def forward(module: Any, inputs: Tensor) -> Any:
-            real = self._variant.current.synchronised_batch_norm
-            return (original if real else _BatchNorm.forward)(module, inputs)
-
-        return forward
+    def _sync_batch_norm(self, original: Any, module: Any, inputs: Tensor) -> Any:
+        real = self._variant.current.synchronised_batch_norm
+        return (original if real else _BatchNorm.forward)(module, inputs)
 
     def _construct_ddp(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> None:
         bound = DDP_SIGNATURE.bind(module, *args, **kwargs)

@@ -6,6 +6,7 @@ import ast
 import builtins
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -94,17 +95,14 @@ class TrainerDetector:
         name, method, kind = TRAINER_CLASSES[module.__name__]
         owner, counted = getattr(module, name), kind in WITH_DEVICE_COUNT
         overrides = {"devices": self._world_size, "num_nodes": 1} if counted else {}
-        setattr(owner, method, self._wrap_init(getattr(owner, method), kind, overrides))
+        original = getattr(owner, method)
 
-    def _wrap_init(
-        self, original: Callable[..., Any], kind: str, overrides: dict[str, int]
-    ) -> Callable[..., Any]:
         @functools.wraps(original)
         def construct(trainer: Any, *args: Any, **kwargs: Any) -> Any:
             self._creation_lines.setdefault(kind, current_user_line())
             return original(trainer, *args, **{**kwargs, **overrides})
 
-        return construct
+        setattr(owner, method, construct)
 
 
 if TYPE_CHECKING:
@@ -114,19 +112,12 @@ TENSOR_PARALLEL_MODULE = "torch.distributed.tensor.parallel"
 TENSOR_PARALLEL_MARK = "_nfold_divided"  # attribute of a module
 
 
-def tensor_parallel_import_actions() -> dict[str, Callable[[ModuleType], None]]:
-    """Return the import callbacks that mark tensor-parallel modules.
-
-    The type of their parameters is DTensor, as under FSDP2: the mark tells them apart.
-    """
-    return {TENSOR_PARALLEL_MODULE: _mark_parallelized}
-
-
 def is_tensor_parallel(models: Iterable[nn.Module]) -> bool:
     return any(TENSOR_PARALLEL_MARK in vars(part) for model in models for part in model.modules())
 
 
-def _mark_parallelized(module: ModuleType) -> None:
+def mark_parallelized(module: ModuleType) -> None:
+    """Mark tensor-parallel modules: their parameters are DTensors, as under FSDP2."""
     original = module.parallelize_module
 
     @functools.wraps(original)
@@ -141,12 +132,8 @@ def _mark_parallelized(module: ModuleType) -> None:
 DECORATOR_NAME = "_nfold_generator"  # name of a builtin
 
 
-def function_key(code: CodeType) -> str:
-    """Return ``train.py:12 batches``: file, line and name of the function of a code object."""
-    return _function_key(code.co_filename, code.co_firstlineno, code.co_name)
-
-
-def _function_key(path: str, line: int, name: str) -> str:
+def function_key(path: str, line: int, name: str) -> str:
+    """Return ``train.py:12 batches``: file, line and name of a function."""
     return f"{display_filename(path)}:{line} {name}"
 
 
@@ -184,14 +171,12 @@ class GeneratorHooks:
             return rank_process.compile_source(source, path)
         tree = ast.parse(source, path)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef) and self._matches(node, path):
-                decorator = ast.copy_location(ast.Name(DECORATOR_NAME, ast.Load()), node)
-                node.decorator_list.append(decorator)
+            if isinstance(node, ast.FunctionDef):
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                if function_key(path, first, node.name) in self._keys:
+                    decorator = ast.copy_location(ast.Name(DECORATOR_NAME, ast.Load()), node)
+                    node.decorator_list.append(decorator)
         return compile(tree, path, "exec", dont_inherit=True)
-
-    def _matches(self, node: ast.FunctionDef, path: str) -> bool:
-        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-        return _function_key(path, first, node.name) in self._keys
 
     def _get_code(self, original: Any, loader: SourceFileLoader, fullname: str) -> Any:
         path = loader.get_filename(fullname)
@@ -215,23 +200,17 @@ def installed_generator_hooks() -> GeneratorHooks | None:
     return getattr(builtins, DECORATOR_NAME, None)
 
 
+@dataclass(eq=False)
 class GeneratorBatches(Iterator[Any]):
     """A generator whose ``next`` can be replaced; values and exceptions sent to it pass through."""
 
-    def __init__(
-        self,
-        generator: Iterator[Any],
-        code: CodeType,
-        args: tuple[Any, ...],
-        replacements: dict[CodeType, Callable[[GeneratorBatches], Any]],
-    ) -> None:
-        self.generator = generator
-        self.code = code
-        self.args = args
-        self._replacements = replacements
+    generator: Iterator[Any]
+    code: CodeType
+    args: tuple[Any, ...]
+    replacements: dict[CodeType, Callable[[GeneratorBatches], Any]]
 
     def __next__(self) -> Any:
-        replacement = self._replacements.get(self.code)
+        replacement = self.replacements.get(self.code)
         return next(self.generator) if replacement is None else replacement(self)
 
     def __getattr__(self, name: str) -> Any:

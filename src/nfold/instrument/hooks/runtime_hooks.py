@@ -81,37 +81,28 @@ def install_tensor_hooks(
     ``on_transfer`` is called with each tensor that is copied from the host to a device.
     """
     for name in ("to", "cuda", *CONVERSIONS):
-        patches.put(Tensor, name, lambda original: _wrap_conversion(original, events, on_transfer))
+        patches.put(Tensor, name, lambda original: _wrap_copy(original, events, on_transfer))
     for name in RESHAPES:
-        patches.put(Tensor, name, lambda original: _wrap_reshape(original, events))
+        patches.put(Tensor, name, lambda original: _wrap_copy(original, events))
     for name in COUNTED_READS:
         patches.put(Tensor, name, lambda original: _wrap_counted_read(original, events))
     patches.put(torch.cuda, "synchronize", lambda original: _wrap_synchronize(original, events))
 
 
-def _wrap_conversion(
-    original: Any, events: EventCounter, on_transfer: Callable[[Tensor], None]
+def _wrap_copy(
+    original: Any, events: EventCounter, on_transfer: Callable[[Tensor], None] | None = None
 ) -> Any:
-    def move(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def copy_tensor(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         target = original(tensor, *args, **kwargs)
         if events.enabled:
-            if record_copy(events, tensor, target):
+            if on_transfer is not None and record_copy(events, tensor, target):
                 on_transfer(tensor)
             _record_layout_copy(events, tensor, target, sys._getframe(1))
-            record_source(tensor, target)
+            if on_transfer is not None:
+                record_source(tensor, target)
         return target
 
-    return move
-
-
-def _wrap_reshape(original: Any, events: EventCounter) -> Any:
-    def shape(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        shaped = original(tensor, *args, **kwargs)
-        if events.enabled:
-            _record_layout_copy(events, tensor, shaped, sys._getframe(1))
-        return shaped
-
-    return shape
+    return copy_tensor
 
 
 def _record_layout_copy(

@@ -166,13 +166,16 @@ class BatchFunctionHooks:
     def batch_function(self) -> BatchFunction | None:
         if not self._chain:
             return None
-        code = self._chain[0].code
+        codes = [link.code for link in self._chain]
+        first = codes[0]
         return BatchFunction(
-            names=tuple(link.code.co_name for link in self._chain),
-            defined_at=f"{display_filename(code.co_filename)}:{code.co_firstlineno}",
+            names=tuple(code.co_name for code in codes),
+            defined_at=f"{display_filename(first.co_filename)}:{first.co_firstlineno}",
             on_device=self._chain[-1].on_device,
             generator_functions=tuple(
-                function_key(link.code) for link in self._chain if _is_generator(link.code)
+                function_key(code.co_filename, code.co_firstlineno, code.co_name)
+                for code in codes
+                if _is_generator(code)
             ),
         )
 

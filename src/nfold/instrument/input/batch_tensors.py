@@ -28,7 +28,7 @@ def iter_tensors(batch: Any) -> Iterator[Tensor]:
 
     A tensor wrapped by torch.func counts as the tensor of all samples.
     """
-    return _dense_tensors(_batch_attributes(batch) or batch)
+    yield from _dense_tensors(_batch_attributes(batch) or batch)
 
 
 def _dense_tensors(batch: Any) -> Iterator[Tensor]:
@@ -37,11 +37,8 @@ def _dense_tensors(batch: Any) -> Iterator[Tensor]:
             batch = functorch.get_unwrapped(batch)
         if batch.layout is torch.strided and not batch.is_nested:
             yield batch
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from _dense_tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
+    elif isinstance(batch, Mapping | list | tuple):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _dense_tensors(value)
 
 
@@ -93,25 +90,22 @@ def sample_hash(batch: Any, indices: Any) -> int:
     integers of one dimension: two ranks may augment the same sample differently. Without labels, or
     if all are equal, every tensor counts.
     """
-    count, indices = sample_count(batch), _index_list(indices)
+    count, index_list = sample_count(batch), list[object]()
+    with suppress(TypeError):
+        index_list = [] if isinstance(indices, str) else list(indices)
     samples = [_to_host(t) for t in iter_tensors(batch) if t.dim() and len(t) == count]
-    labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1 and _varies(t)]
+    labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1]
+    labels = [t for t in labels if len(t) > 1 and bool((t != t[0]).any())]
     rows = [_row_bytes(tensor) for tensor in labels or samples] if count else []
     total = 0
     for row in range(count if rows else 0):
         digest = hashlib.blake2b(digest_size=8)
-        if row < len(indices):
-            digest.update(repr(indices[row]).encode())
+        if row < len(index_list):
+            digest.update(repr(index_list[row]).encode())
         for content in rows:
             digest.update(content[row])
         total += int.from_bytes(digest.digest(), "big")
     return total
-
-
-def _index_list(indices: Any) -> list[object]:
-    with suppress(TypeError):
-        return [] if isinstance(indices, str) else list(indices)
-    return []
 
 
 def _to_host(tensor: Tensor) -> Tensor:
@@ -119,10 +113,6 @@ def _to_host(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     on_host = tensor.device.type == "cpu"
     return tensor if on_host else torch.empty_like(tensor, device="cpu").copy_(tensor)
-
-
-def _varies(tensor: Tensor) -> bool:
-    return len(tensor) > 1 and bool((tensor != tensor[0]).any())
 
 
 def _row_bytes(tensor: Tensor) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -48,6 +48,7 @@ from nfold.instrument.input.fetch_times import WeakIdentityDict
 from nfold.instrument.rank_environment import computes_slice
 
 
+@dataclass(eq=False)
 class DataLoaderHook:
     """Counts, times and replays the batches of all DataLoaders of a process.
 
@@ -62,22 +63,16 @@ class DataLoaderHook:
             workers would still compete for cores in steps that do not need them.
     """
 
-    def __init__(
-        self,
-        prepare: Callable[[Any], None],
-        new_replay: Callable[[], BatchReplay],
-        variant: ActiveVariant,
-        listener: EpochListener,
-        *,
-        wait_for_idle_workers: Callable[[], None],
-    ) -> None:
-        self._prepare = prepare
-        self._variant = variant
-        self._always_real = variant.is_baseline("input")
-        self.new_replay = new_replay
-        self._listener = listener
-        self.on_batch_request = listener.on_batch_request
-        self._wait_for_idle_workers = wait_for_idle_workers
+    prepare: Callable[[Any], None]
+    new_replay: Callable[[], BatchReplay]
+    variant: ActiveVariant
+    listener: EpochListener
+    _: KW_ONLY
+    wait_for_idle_workers: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._always_real = self.variant.is_baseline("input")
+        self.on_batch_request = self.listener.on_batch_request
         self._creation_lines: WeakIdentityDict[str] = WeakIdentityDict()
         self.transfers = DeviceTransferTracker()
         # index of the last replayed batch, None for a real batch
@@ -152,11 +147,11 @@ class DataLoaderHook:
         else:
             self._abandon_pass(loader)
         if loader not in self._companions:
-            self._listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
+            self.listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
         iterator = InstrumentedIterator(loader, lambda: original_iter(loader), self)
         iterator.epoch_pass.steps_before = self.steps
         if self._replay_for(loader):
-            self._prepare(loader)
+            self.prepare(loader)
         else:
             self._real_iterator(iterator)
         return iterator
@@ -184,13 +179,13 @@ class DataLoaderHook:
             self._replays[id(loader), kind] = self._replays.pop((id(predecessor), kind))
 
     def _replay_for(self, loader: Any) -> BatchReplay | None:
-        return self._replays.get((id(loader), self._variant.current.input))
+        return self._replays.get((id(loader), self.variant.current.input))
 
     def _real_iterator(self, iterator: InstrumentedIterator) -> Iterator[Any]:
         if not iterator.is_started:
             loader, iterator.is_started = iterator.loader, True
             if torch.is_grad_enabled() and (not self._training or self._feeds_training(loader)):
-                self._prepare(loader)
+                self.prepare(loader)
             iterator.source = iterator.make_iterator()
         return iterator.source
 
@@ -214,12 +209,12 @@ class DataLoaderHook:
         ends = not repeats_epochs(loader) or self.steps == iterator.epoch_pass.steps_before
         if ends and length is not None and iterator.epoch_pass.batches >= length:
             raise StopIteration
-        if self._variant.current.input == "real":
+        if self.variant.current.input == "real":
             self._workers_active, self.replayed_index = True, None
             return next(self._real_iterator(iterator))
         replay = self._start_replay(iterator, length)
-        if self._workers_active and self._variant.interleaved:
-            self._wait_for_idle_workers()
+        if self._workers_active and self.variant.interleaved:
+            self.wait_for_idle_workers()
         self._workers_active = False
         batch = replay.next()
         self.replayed_index = replay.index
@@ -230,14 +225,14 @@ class DataLoaderHook:
         replay = self._replay_for(loader)
         if replay is None:
             replay, self._workers_active = self.new_replay(), True
-            if self._variant.interleaved:
+            if self.variant.interleaved:
                 replay.collect(self._endless_batches(iterator), length)
             else:
                 first = [] if iterator.first_batch is None else [iterator.first_batch]
                 replay.collect(chain(first, iterator.source), length)
                 # Deletes the real iterator and its workers.
                 iterator.source = iter(())
-            self._replays[id(loader), self._variant.current.input] = replay
+            self._replays[id(loader), self.variant.current.input] = replay
         return replay
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None:
@@ -254,21 +249,20 @@ class DataLoaderHook:
             # An evaluation may lie between a batch and its step.
             self._last_loader = iterator.loader
         if not self._feeds_training(iterator.loader):
-            self._listener.on_other_batch()
+            self.listener.on_other_batch()
         elif iterator.epoch_pass.batches == 1 and self.feeds_epochs(iterator.loader):
             self.first_waits_s.append(wait_s)
-            if iterator.loader.num_workers and self._variant.current.input == "real":
-                self._listener.on_first_batch()
+            if iterator.loader.num_workers and self.variant.current.input == "real":
+                self.listener.on_first_batch()
 
     def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
         """End a pass once; a loop that counts batches does not request the end."""
         ended, epoch_pass.is_over = not epoch_pass.is_over, True
         if ended and self.feeds_epochs(loader):
             self.epochs_completed += 1
-            self._listener.on_pass_end()
+            self.listener.on_pass_end()
 
     def take_step_input(self) -> StepInput:
-        """Return the input of the step that has just ended."""
         self.steps += 1
         if self.in_warm_up and self._last_loader is not None:
             self._training[id(self._last_loader)] = self._last_loader
@@ -304,14 +298,6 @@ class StepInput:
     sample_hash: int = 0
     batches: int = 0
     wait_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class StepCount:
-    """Samples of a step and their hash, for the recorder."""
-
-    count: int
-    sample_hash: int
 
 
 class EpochListener(Protocol):
@@ -406,7 +392,6 @@ def samplers_of(loader: Any) -> Iterator[Any]:
 
 
 def set_num_workers(loader: Any, workers: int) -> None:
-    """Set the number of workers from the next pass on."""
     loader.num_workers = workers
     prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
     loader.prefetch_factor = prefetch_factor if workers else None

@@ -31,16 +31,12 @@ CYCLED_ATTRIBUTE = "_nfold_cycled"
 
 @dataclass
 class EpochPass:
-    """Progress of one pass over a DataLoader."""
-
     batches: int = 0
     steps_before: int = 0
     is_over: bool = False
 
 
 class BatchProvider(Protocol):
-    """Source of the batches of an InstrumentedIterator."""
-
     def next_batch(self, iterator: InstrumentedIterator) -> Any: ...
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
@@ -256,7 +252,6 @@ def step_one_cycle(original: Any, schedule: OneCycleLR, *args: Any, **kwargs: An
 
 
 def length_or_none(sized: Any) -> int | None:
-    """Return ``len()``, None if it is not defined."""
     try:
         return len(sized)
     except (TypeError, NotImplementedError):

@@ -8,7 +8,6 @@ workers are not timed.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
 import resource
@@ -78,7 +77,7 @@ class FetchTimer:
         if thread_usage() is not None:
             patches.wrap(torch_dataloader._BaseDataLoaderIter, "__init__", self._construct_iterator)
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            patches.put(kind, "fetch", self._wrap_fetch)
+            patches.wrap(kind, "fetch", self._fetch)
 
     def total(self, loader: Any, companions: Iterable[Any] = ()) -> FetchTotal:
         """Return the fetches of the loader's dataset so far, and of datasets that it replaced.
@@ -103,22 +102,18 @@ class FetchTimer:
             self._ledgers.put(loader.dataset, FetchLedger(loader.dataset))
         original(iterator, loader)
 
-    def _wrap_fetch(self, original: Any) -> Any:
-        @functools.wraps(original)
-        def timed_fetch(fetcher: Any, indices: Any) -> Any:
-            worker = get_worker_info()
-            if worker is not None and not self._worker_started:
-                self._worker_started = True
-                self._on_worker_start()
-            ledger = self._ledgers.get(fetcher.dataset)
-            before = thread_usage() if ledger is not None else None
-            batch = original(fetcher, indices)
-            after = thread_usage() if before is not None else None
-            if ledger is not None and before is not None and after is not None:
-                ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
-            return batch
-
-        return timed_fetch
+    def _fetch(self, original: Any, fetcher: Any, indices: Any) -> Any:
+        worker = get_worker_info()
+        if worker is not None and not self._worker_started:
+            self._worker_started = True
+            self._on_worker_start()
+        ledger = self._ledgers.get(fetcher.dataset)
+        before = thread_usage() if ledger is not None else None
+        batch = original(fetcher, indices)
+        after = thread_usage() if before is not None else None
+        if ledger is not None and before is not None and after is not None:
+            ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
+        return batch
 
 
 def _sum_totals(*totals: FetchTotal) -> FetchTotal:

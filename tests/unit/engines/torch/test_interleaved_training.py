@@ -29,11 +29,11 @@ from nfold.engines.torch.batch_norm import (
     SynchronizedMarker,
     synchronize_batch_norm,
 )
-from nfold.engines.torch.communication import exchange_variants
+from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.lr_schedule import ConstantLearningRate
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CudaGraphRecorder
-from nfold.engines.torch.step.training_step import EagerStep, GraphedStep
+from nfold.engines.torch.step.training_step import TrainingStep
 from nfold.engines.torch.torch_workload import TorchWorkload
 from nfold.engines.torch.trainer import Trainer
 from nfold.engines.torch.variant_support import switchable_fields
@@ -173,12 +173,12 @@ def test_the_exchange_of_a_workload_is_switched_off_and_on(
 
 
 def test_the_exchange_is_selected_once_without_interleaving() -> None:
-    assert exchange_variants.select_all_reduce(ActiveVariant(_task())) is dist.all_reduce
+    assert gradient_exchange.select_all_reduce(ActiveVariant(_task())) is dist.all_reduce
     replays_only = ActiveVariant(_task(REAL, REPLAYED))
-    assert exchange_variants.select_all_reduce(replays_only) is dist.all_reduce
-    assert exchange_variants.select_ddp_hook(replays_only, None) is None
+    assert gradient_exchange.select_all_reduce(replays_only) is dist.all_reduce
+    assert gradient_exchange.select_ddp_hook(replays_only, None) is None
     variants = ActiveVariant(_task(REAL, ALONE))
-    assert exchange_variants.select_all_reduce(variants) is not dist.all_reduce
+    assert gradient_exchange.select_all_reduce(variants) is not dist.all_reduce
 
 
 def test_statistics_are_a_device_s_own_and_all_devices_again() -> None:
@@ -228,9 +228,9 @@ def test_a_captured_step_has_graphs_of_its_own_for_what_is_exchanged() -> None:
         return cast(Tensor, tensors[0].sum())
 
     graphs = Graphs()
-    step = GraphedStep(
-        cast(EagerStep, update), ConstantLearningRate(), cast(CudaGraphRecorder, graphs)
-    )
+    unused = cast(Any, None)
+    step = TrainingStep(*[unused] * 6, ConstantLearningRate(), cast(CudaGraphRecorder, graphs))
+    vars(step)["update"] = update
 
     def steps(variant: Variant, times: int) -> list[str]:
         now[0] = variant.exchange

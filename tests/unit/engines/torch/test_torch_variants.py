@@ -16,7 +16,7 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Observer
 from nfold.engines.interleaver import ActiveVariant
-from nfold.engines.torch.communication import exchange_variants
+from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.input import batch_source
 from nfold.engines.torch.input.batch_source import build_source
@@ -40,9 +40,9 @@ def test_without_a_variant_nothing_is_replaced() -> None:
     assert apply_variant(plain) is plain
     real = build_source(arrays(20), plain, (), HOST)
     assert batch_source.replay_source(real, plain, HOST) is real
-    assert exchange_variants.select_all_reduce(ActiveVariant(plain)) is dist.all_reduce
-    assert exchange_variants.select_ddp_hook(ActiveVariant(plain), None) is None
-    assert exchange_variants.select_ddp_hook(ActiveVariant(plain), "compress") == "compress"
+    assert gradient_exchange.select_all_reduce(ActiveVariant(plain)) is dist.all_reduce
+    assert gradient_exchange.select_ddp_hook(ActiveVariant(plain), None) is None
+    assert gradient_exchange.select_ddp_hook(ActiveVariant(plain), "compress") == "compress"
 
 
 def test_an_independent_rank_has_a_world_of_its_own() -> None:
@@ -102,7 +102,7 @@ def test_resident_data_have_nothing_to_replay() -> None:
 
 
 def test_nothing_is_exchanged_at_once() -> None:
-    send = exchange_variants.select_all_reduce(ActiveVariant(_task(Variant(exchange="none"))))
+    send = gradient_exchange.select_all_reduce(ActiveVariant(_task(Variant(exchange="none"))))
     values = torch.ones(3)
     assert send(values, async_op=True).wait() is None
     assert values.tolist() == [1, 1, 1]

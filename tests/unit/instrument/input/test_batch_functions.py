@@ -31,6 +31,11 @@ def _fresh() -> None:
     assert is_user_code(__file__)
 
 
+def _key(function: Any) -> str:
+    code = function.__code__
+    return function_key(code.co_filename, code.co_firstlineno, code.co_name)
+
+
 def get_batch(split: str = "train", *, size: int = 6) -> Batch:
     CALLS.append(split)
     return torch.randn(size, FEATURES), torch.randint(0, CLASSES, (size,))
@@ -263,7 +268,7 @@ def test_generator_is_found_with_its_key() -> None:
 
 
 def test_decorated_generator_is_replayed() -> None:
-    generators = GeneratorHooks([function_key(generated.__code__)])
+    generators = GeneratorHooks([_key(generated)])
     generators.install()
     try:
         running = generators(generated)()
@@ -284,7 +289,7 @@ def test_undecorated_generator_cannot_be_replayed() -> None:
 
 
 def test_exhausted_generator_ends() -> None:
-    generators = GeneratorHooks([function_key(generated.__code__)])
+    generators = GeneratorHooks([_key(generated)])
     generators.install()
     try:
         with pytest.raises(StopIteration):

@@ -22,7 +22,7 @@ from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import checksum
 from nfold.engines.torch.batch import BatchShare, CurrentShare
-from nfold.engines.torch.communication import exchange_variants
+from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
 
@@ -114,7 +114,24 @@ def wrap_model(
     if task.world_size == 1:
         return module
     if task.plan.strategy == "nfold":
-        _add_gradient_exchange(task, devices, current_share, optimizer, pieces, active_variant)
+        step, world_size = str(task.plan.step), task.world_size
+        compiled = "compiled" in step
+        exchange = GradientExchange(
+            [piece.parameters() for piece in pieces],
+            world_size,
+            current_share,
+            payload_dtype=GRADIENT_DTYPES[task.plan.exchange],
+            bucket_bytes=MAX_BUCKET_BYTES
+            if compiled
+            else measure_bucket_bytes(devices.primary, world_size),
+            single_bucket=compiled,
+            all_reduce=gradient_exchange.select_all_reduce(active_variant),
+        )
+        # In a CUDA graph a second optimizer step costs the host nothing, and overlaps with the last
+        # bucket. Only torch's optimizers are known to allow it.
+        from_torch = type(optimizer).__module__.startswith("torch.optim.")
+        if "captured" in step and task.plan.precision != "fp16" and from_torch:
+            exchange.overlap_optimizer(optimizer)
         return module
     model = DistributedDataParallel(
         module,
@@ -123,39 +140,10 @@ def wrap_model(
         **NO_BUFFER_SYNC,
     )
     default_hook = None if GRADIENT_DTYPES[task.plan.exchange] is None else bf16_compress_hook
-    hook = exchange_variants.select_ddp_hook(active_variant, default_hook)
+    hook = gradient_exchange.select_ddp_hook(active_variant, default_hook)
     if hook is not None:
         model.register_comm_hook(None, hook)
     return model
-
-
-def _add_gradient_exchange(
-    task: Task,
-    devices: Devices,
-    current_share: CurrentShare,
-    optimizer: torch.optim.Optimizer,
-    pieces: tuple[nn.Module, ...],
-    active_variant: ActiveVariant,
-) -> None:
-    """In a CUDA graph a second optimizer step costs the host nothing, and overlaps with the last
-    bucket. Only torch's optimizers are known to allow it.
-    """
-    step, world_size = str(task.plan.step), task.world_size
-    compiled = "compiled" in step
-    exchange = GradientExchange(
-        [piece.parameters() for piece in pieces],
-        world_size,
-        current_share,
-        payload_dtype=GRADIENT_DTYPES[task.plan.exchange],
-        bucket_bytes=MAX_BUCKET_BYTES
-        if compiled
-        else measure_bucket_bytes(devices.primary, world_size),
-        single_bucket=compiled,
-        all_reduce=exchange_variants.select_all_reduce(active_variant),
-    )
-    from_torch = type(optimizer).__module__.startswith("torch.optim.")
-    if "captured" in step and task.plan.precision != "fp16" and from_torch:
-        exchange.overlap_optimizer(optimizer)
 
 
 def micro_batch_context(model: nn.Module, current_share: CurrentShare) -> MicroBatchContext:

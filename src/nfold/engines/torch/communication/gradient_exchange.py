@@ -19,9 +19,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+    fp16_compress_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from nfold.core.errors import UsageError
+from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.batch import CurrentShare
 
 ALIGNMENT = 8  # numbers: 16 bytes of the smallest type that has gradients
@@ -439,3 +446,54 @@ def split_into_buckets(
         groups.append([parameter])
         filled = size
     return groups
+
+
+# Exchange of experiment variants: none, one element per bucket, or half precision. The collectives
+# have the same number and order as in the real run. Every bucket looks up the current variant.
+
+AllReduce = Callable[..., Any]  # ``dist.all_reduce`` or a replacement
+
+
+class CompletedWork:
+    """The handle of a collective that does nothing."""
+
+    def wait(self) -> None:
+        pass
+
+
+def select_all_reduce(active_variant: ActiveVariant) -> AllReduce:
+    """Return the all-reduce that ``GradientExchange`` calls for each bucket."""
+    if active_variant.is_baseline("exchange"):
+        return dist.all_reduce
+
+    def send(tensor: Tensor, **how: Any) -> Any:
+        exchange = active_variant.current.exchange
+        if exchange == "none":
+            return CompletedWork()
+        sent = torch.zeros(1, device=tensor.device) if exchange == "barrier" else tensor
+        return dist.all_reduce(sent, **how)
+
+    return send
+
+
+def select_ddp_hook(active_variant: ActiveVariant, default_hook: Any) -> Any:
+    """Return the communication hook of DistributedDataParallel; None for its own all-reduce.
+
+    The hook is registered with the process group as its state.
+    """
+    if active_variant.is_baseline("exchange"):
+        return default_hook
+    hooks: dict[str, Any] = {"none": noop_hook, "real": default_hook or allreduce_hook}
+
+    # DistributedDataParallel refuses hooks with annotations as strings.
+    def exchange(group, bucket):  # type: ignore[no-untyped-def]
+        kind, gradients = active_variant.current.exchange, bucket.buffer()
+        if kind == "barrier":
+            work: Any = dist.all_reduce(torch.zeros(1, device=gradients.device), async_op=True)
+            return work.get_future().then(lambda _: gradients)
+        if kind == "half":
+            nccl = gradients.is_cuda and "nccl" in dist.get_backend(group)
+            return (bf16_compress_hook if nccl else fp16_compress_hook)(group, bucket)
+        return hooks[kind](group, bucket)
+
+    return exchange

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import cycle, islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,11 +18,11 @@ from nfold.engines.base import Task
 from nfold.engines.interleaver import task_length
 from nfold.engines.sampling import step_limit
 from nfold.engines.torch.batch import Batch, CanvasTensors, InputSamples, Tensors
-from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.input.dataloader import (
     ArrayBatches,
     BatchKeySampler,
+    BatchSource,
     LoaderSource,
     ToDevice,
     copy_batch,
@@ -36,7 +35,6 @@ from nfold.engines.torch.input.device_dataset import (
     dataset_bytes,
     fits_unsharded,
 )
-from nfold.engines.torch.input.distortion import DeviceDistortion
 from nfold.engines.torch.input.image_files import (
     CanvasTransfer,
     ImageBatches,
@@ -45,34 +43,12 @@ from nfold.engines.torch.input.image_files import (
     ResidentImageSource,
     torchvision_decoder,
 )
-from nfold.engines.torch.input.preprocessing import Normalize, build_augmentation
+from nfold.engines.torch.input.preprocessing import DeviceDistortion, Normalize, build_augmentation
 from nfold.engines.torch.input.rate_cache import rate_notes
 
 Operations = tuple[tuple[str, int], ...]
 # samples on the device, epoch int64 [] -> input of the model
 PrepareInput = Callable[[InputSamples, Tensor], Tensor]
-
-
-class BatchSource(Protocol):
-    """A rank's batches on its device: set ``epoch``, then iterate."""
-
-    epoch: int
-
-    @property
-    def data_bytes(self) -> int:
-        """Bytes of the training set that stay on this rank's device."""
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        """Caveats of the measurement, as (kind, text)."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of ``epoch``, or all batches of a run measured in steps."""
-
-    def unpack(self, tensors: Tensors) -> InputSamples:
-        """Return the samples of a batch's tensors; may be captured in a CUDA graph."""
 
 
 def build_source(
@@ -140,11 +116,7 @@ def build_preparation(
     """Return a function that augments on the device, if the plan says so, and normalises."""
     on_device = operations if task.plan.augment == "device" else ()
     augment = build_augmentation(on_device, arrays, task.plan.seed, devices.primary)
-
-    def prepare(samples: InputSamples, epoch: Tensor) -> Tensor:
-        return normalize(augment(samples.images, samples.ids, epoch))
-
-    return prepare
+    return lambda samples, epoch: normalize(augment(samples.images, samples.ids, epoch))
 
 
 # Replayed batches: a whole epoch of up to MAX_WHOLE_EPOCH, else the first REPLAYED_BATCHES.
@@ -174,7 +146,7 @@ def build_replays(source: BatchSource, kinds: Set[str], devices: Devices) -> dic
     }
 
 
-class ReplayedSource:
+class ReplayedSource(BatchSource):
     """Repeats the first batches of a loader, from the host or, ``resident``, from the device."""
 
     def __init__(
@@ -191,15 +163,8 @@ class ReplayedSource:
         self._device = None if resident else device
         self._source = source
         self.epoch = 0
-
-    @property
-    def data_bytes(self) -> int:
-        resident = self._batches if self._device is None else []
-        return sum(tensor.nbytes for batch in resident for tensor in batch.tensors)
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        return ()
+        if resident:
+            self.data_bytes = sum(tensor.nbytes for batch in batches for tensor in batch.tensors)
 
     def __len__(self) -> int:
         return len(self._source)
@@ -212,14 +177,3 @@ class ReplayedSource:
 
     def unpack(self, tensors: Tensors) -> InputSamples:
         return self._source.unpack(tensors)
-
-
-def synchronize_start(task: Task) -> None:
-    """Let ranks that do not synchronize begin at the same time.
-
-    Also sets the number of threads of the variant.
-    """
-    if task.variant.threads is not None:
-        torch.set_num_threads(task.variant.threads)
-    if not task.variant.ranks_synchronize:
-        data_parallel.barrier(task.world_size)

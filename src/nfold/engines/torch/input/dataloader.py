@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,7 +37,6 @@ def copy_batch(batch: Batch, device: torch.device) -> Batch:
 def prefetch_batches(
     batches: Iterable[Batch], device: torch.device, to_device: ToDevice = copy_batch
 ) -> Iterable[Batch]:
-    """Return the batches on ``device``, moved by ``to_device``."""
     return prefetch_items(
         batches, device, lambda batch: to_device(batch, device), lambda batch: batch.tensors
     )
@@ -50,12 +50,30 @@ def prefetch_items(
 ) -> Iterable[Item]:
     """Return the items on ``device``, moved by ``to_device``; ``tensors`` lists those of one item.
 
-    On a GPU the next item is copied during the current step, on a stream of its own.
+    On a GPU the next item is copied during the current step, from page-locked memory on a side
+    stream.
     """
     if device.type != "cuda":
         return map(to_device, items)
-    copies = CopyStream(device, to_device, tensors)
-    return one_ahead(items, copies.begin, copies.finish)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def begin(item: Item) -> tuple[Item, torch.cuda.Event]:
+        # PyTorch keeps the host's memory until the copies are done.
+        with torch.cuda.stream(stream):
+            return to_device(item), stream.record_event()
+
+    def finish(copying: tuple[Item, torch.cuda.Event]) -> Item:
+        item, copied = copying
+        current = torch.cuda.current_stream(device)
+        current.wait_event(copied)
+        # Without ``record_stream`` the allocator would reuse the memory, which belongs to the side
+        # stream, as soon as Python frees the item, while the step still reads it.
+        for tensor in tensors(item):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+        return item
+
+    return one_ahead(items, begin, finish)
 
 
 def one_ahead(
@@ -69,43 +87,6 @@ def one_ahead(
         yield finish(begun.pop(0))
     for last in begun:
         yield finish(last)
-
-
-class CopyStream(Generic[Item]):
-    """Copies from page-locked memory on a side stream, for which the step's stream waits."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        to_device: Callable[[Item], Item],
-        tensors: Callable[[Item], Iterable[Tensor]],
-    ) -> None:
-        self._device = device
-        self._to_device = to_device
-        self._tensors = tensors
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def begin(self, item: Item) -> tuple[Item, torch.cuda.Event]:
-        """Start copying; return the item on the device and the event after its copies.
-
-        PyTorch keeps the host's memory until the copies are done.
-        """
-        with torch.cuda.stream(self._stream):
-            return self._to_device(item), self._stream.record_event()
-
-    def finish(self, copying: tuple[Item, torch.cuda.Event]) -> Item:
-        """Let the current stream wait for the copies, and keep their memory until it has used them.
-
-        Without ``record_stream`` the allocator would reuse the memory, which belongs to the side
-        stream, as soon as Python frees the item, while the step still reads it.
-        """
-        item, copied = copying
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(copied)
-        for tensor in self._tensors(item):
-            if tensor.is_cuda:
-                tensor.record_stream(current)
-        return item
 
 
 Description = TypeVar("Description")
@@ -193,7 +174,30 @@ def build_batch(key: BatchKey, tensors: Tensors) -> Batch:
     )
 
 
-class LoaderSource:
+class BatchSource(ABC):
+    """A rank's batches on its device: set ``epoch``, then iterate.
+
+    ``data_bytes`` of the training set stay on the device; ``notes`` are caveats of the measurement,
+    as (kind, text).
+    """
+
+    epoch: int
+    data_bytes = 0
+    notes: tuple[tuple[str, str], ...] = ()
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of ``epoch``, or all batches of a run measured in steps."""
+
+    @abstractmethod
+    def unpack(self, tensors: Tensors) -> InputSamples:
+        """Return the samples of a batch's tensors; may be captured in a CUDA graph."""
+
+
+class LoaderSource(BatchSource):
     """Batches of a DataLoader, on the device; set ``epoch``, then iterate once per epoch."""
 
     def __init__(
@@ -210,7 +214,6 @@ class LoaderSource:
         self._device = device
         self.to_device = to_device
         self.notes = (*notes, *queued_input_notes(task.plan))
-        self.data_bytes = 0  # nothing stays on the device
 
     @property
     def epoch(self) -> int:
@@ -269,7 +272,7 @@ def build_loader(
         batches,
         batch_size=None,
         sampler=sampler,
-        collate_fn=_identity,
+        collate_fn=identity,
         num_workers=workers,
         pin_memory=task.plan.device == "cuda",
         persistent_workers=workers > 0,
@@ -279,7 +282,7 @@ def build_loader(
     )
 
 
-def _identity(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     return batch
 
 

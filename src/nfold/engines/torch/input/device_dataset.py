@@ -6,13 +6,12 @@ and ranks exchange samples in every step. Samples, order and hashes are those of
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from nfold.engines.sampling import RankSlice, SampleIds, hash_ids
 from nfold.engines.torch.batch import Batch, SampleTensors, Tensors
 from nfold.engines.torch.communication.data_parallel import all_reduce_min
 from nfold.engines.torch.devices import Devices, free_bytes
-from nfold.engines.torch.input.dataloader import BatchKeySampler
+from nfold.engines.torch.input.dataloader import BatchKeySampler, BatchSource
 
 CHUNK_BYTES = 2**26  # copied at a time: a memory-mapped data set need not fit into memory
 Route = TypeVar("Route")  # computed on the host for all steps of an epoch
@@ -53,8 +52,8 @@ class EpochPrefetcher(Generic[Route]):
             self._begun = {epoch: self._thread.submit(self._make, epoch)}
 
 
-class DeviceSource(ABC, Generic[Route]):
-    """Batches of samples on the device; set ``epoch``, then iterate once per epoch.
+class ResidentSource(BatchSource):
+    """The whole data set on this rank's device; a batch is the ids of its samples.
 
     A thread makes the next epoch's route: 50,000 samples take 22 ms, a quarter of an epoch of cnn10
     on four H200s.
@@ -62,39 +61,36 @@ class DeviceSource(ABC, Generic[Route]):
 
     def __init__(
         self,
-        images: npt.NDArray[np.uint8],
-        labels: SampleIds,
+        arrays: DataSetArrays,
         sampler: BatchKeySampler,
         device: torch.device,
+        rows: slice = slice(None),
     ) -> None:
         self.epoch = 0
         self._sampler = sampler
         self._device = device
-        self._images = copy_in_chunks(images, device)
-        self._labels = copy_in_chunks(labels, device)
+        self._images = copy_in_chunks(arrays.train_images[rows], device)
+        self._labels = copy_in_chunks(arrays.train_labels[rows], device)
+        self.data_bytes = self._images.nbytes + self._labels.nbytes
         self._positions = slice_positions(sampler.slices)
         self._offsets = np.cumsum([0, *(len(cut.positions) for cut in sampler.slices)])
         self._prefetcher = EpochPrefetcher(self._build_epoch)
 
-    @abstractmethod
-    def build_route(self, order: SampleIds) -> Route:
+    def build_route(self, order: SampleIds) -> Any:
         """Return what an epoch's batches need, from the order of all ranks' samples; in a thread."""
+        return order[self._positions]
 
-    @abstractmethod
-    def batch_tensors(self, route: Route) -> Iterator[Tensors]:
+    def batch_tensors(self, route: Any) -> Iterator[Tensors]:
         """Yield the tensors of every batch of an epoch, for ``unpack``."""
+        ids = upload(route, self._device)
+        for start, stop in pairwise(self._offsets):
+            yield (ids[start:stop],)
 
-    @abstractmethod
     def unpack(self, tensors: Tensors) -> SampleTensors:
-        """Return the samples of a batch's tensors."""
-
-    @property
-    def data_bytes(self) -> int:
-        return self._images.nbytes + self._labels.nbytes
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        return ()
+        (ids,) = tensors
+        return SampleTensors(
+            self._images.index_select(0, ids), self._labels.index_select(0, ids), ids
+        )
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -116,7 +112,7 @@ class DeviceSource(ABC, Generic[Route]):
                 sample_hash=hashed,
             )
 
-    def _build_epoch(self, epoch: int) -> tuple[Route, list[int]]:
+    def _build_epoch(self, epoch: int) -> tuple[Any, list[int]]:
         order = self._sampler.epoch_order(epoch)
         hashes = hash_ids(order[self._positions])
         counted = np.array([cut.count > 0 for cut in self._sampler.slices], dtype=np.uint64)
@@ -182,6 +178,7 @@ def fits_unsharded(
     ranks: int,
     device: torch.device,
     advice: str = "--input loader",
+    can_shard: bool = True,
 ) -> bool:
     """Return whether every device can hold the whole data set; OutOfMemory if not even its shard.
 
@@ -197,7 +194,7 @@ def fits_unsharded(
         where = f"the host ({ranks} ranks)"
     if fits(whole, least):
         return True
-    sharded = shard if ranks > 1 else None
+    sharded = shard if can_shard and ranks > 1 else None
     check_fits(whole, least, where, sharded_bytes=sharded, advice=advice)
     return False
 
@@ -217,29 +214,6 @@ def dataset_bytes(arrays: DataSetArrays) -> int:
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.3g} GiB"
-
-
-class ResidentSource(DeviceSource[SampleIds]):
-    """The whole data set on this rank's device; a batch is the ids of its samples."""
-
-    def __init__(
-        self, arrays: DataSetArrays, sampler: BatchKeySampler, device: torch.device
-    ) -> None:
-        super().__init__(arrays.train_images, arrays.train_labels, sampler, device)
-
-    def build_route(self, order: SampleIds) -> SampleIds:
-        return order[self._positions]
-
-    def batch_tensors(self, route: SampleIds) -> Iterator[Tensors]:
-        ids = upload(route, self._device)
-        for start, stop in pairwise(self._offsets):
-            yield (ids[start:stop],)
-
-    def unpack(self, tensors: Tensors) -> SampleTensors:
-        (ids,) = tensors
-        return SampleTensors(
-            self._images.index_select(0, ids), self._labels.index_select(0, ids), ids
-        )
 
 
 # Sharding: every rank knows the order of an epoch, and so which samples each rank needs from which
@@ -346,22 +320,17 @@ def sharding_note(data_name: str, ranks: int) -> str:
     )
 
 
-class ShardedSource(DeviceSource[ShardRoutes]):
+class ShardedSource(ResidentSource):
     """This rank's shard of the data set on its device; a batch is its samples."""
 
     def __init__(
         self, arrays: DataSetArrays, sampler: BatchKeySampler, task: Task, device: torch.device
     ) -> None:
-        samples = len(arrays.train_labels)
-        self._ranks = task.world_size
-        slices = [sampler.slices_of(rank) for rank in range(self._ranks)]
-        self._router = ShardRouter(samples, slices, task.rank)
+        slices = [sampler.slices_of(rank) for rank in range(task.world_size)]
+        self._router = ShardRouter(len(arrays.train_labels), slices, task.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
-        super().__init__(arrays.train_images[own], arrays.train_labels[own], sampler, device)
-
-    @property
-    def notes(self) -> tuple[tuple[str, str], ...]:
-        return (("sharded", sharding_note("training set", self._ranks)),)
+        super().__init__(arrays, sampler, device, own)
+        self.notes = (("sharded", sharding_note("training set", task.world_size)),)
 
     def build_route(self, order: SampleIds) -> ShardRoutes:
         return self._router.routes(order)

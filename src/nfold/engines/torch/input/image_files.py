@@ -26,7 +26,6 @@ from nfold.data.photographs import PhotographSet
 from nfold.engines.base import Task
 from nfold.engines.builtin_workloads import SampleBoxes, canvas_side, draw_distortions
 from nfold.engines.torch.batch import Batch, Tensors
-from nfold.engines.torch.communication.data_parallel import all_reduce_min
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.input.dataloader import (
     BatchKey,
@@ -35,7 +34,7 @@ from nfold.engines.torch.input.dataloader import (
     build_batch,
     copy_batch,
 )
-from nfold.engines.torch.input.device_dataset import available_bytes, check_fits, copy_in_chunks
+from nfold.engines.torch.input.device_dataset import available_bytes, copy_in_chunks, fits_unsharded
 
 CHANNELS = 3
 # bytes that a 32-bit index reaches; 64-bit arithmetic takes twice the memory bandwidth
@@ -208,8 +207,6 @@ DecodeJpegs = Callable[[Sequence[Tensor], torch.device], list[Tensor]]
 
 
 class JpegBatches(PhotographBatches):
-    """JPEG files and their boxes."""
-
     def _tensors(self, samples: SampleBoxes, labels: Tensor, key: BatchKey) -> Tensors:
         files = [self._part.jpeg(int(file)) for file in samples.file_indices]
         lengths = torch.tensor([len(file) for file in files])
@@ -267,19 +264,16 @@ def torchvision_decoder() -> DecodeJpegs:
                 raise Unsupported(
                     "torchvision was built without nvJPEG; next: --decode cpu"
                 ) from error
-            return [_decode_one(decode_jpeg, ImageReadMode.RGB, one, device) for one in files]
+            return [decode_one(file, device) for file in files]
+
+    def decode_one(file: Tensor, device: torch.device) -> Tensor:
+        try:
+            return cast(Tensor, decode_jpeg(file, mode=ImageReadMode.RGB, device=device))
+        except RuntimeError:
+            image = decode_with_pillow(file.numpy(), 1, 1, 1)
+            return torch.from_numpy(image.copy()).permute(2, 0, 1).to(device)
 
     return decode
-
-
-def _decode_one(
-    decode_jpeg: Callable[..., Tensor], mode: object, file: Tensor, device: torch.device
-) -> Tensor:
-    try:
-        return decode_jpeg(file, mode=mode, device=device)
-    except RuntimeError:
-        image = decode_with_pillow(file.numpy(), 1, 1, 1)
-        return torch.from_numpy(image.copy()).permute(2, 0, 1).to(device)
 
 
 class BoxBatches(PhotographBatches):
@@ -324,7 +318,14 @@ class ResidentImageSource(LoaderSource):
         devices: Devices,
     ) -> None:
         part = photographs.train
-        _check_memory(part, task, devices)
+        fits_unsharded(
+            int(part.pixel_offsets[-1]),
+            1,
+            available_bytes(task, devices),
+            ranks=task.world_size,
+            device=devices.primary,
+            can_shard=False,
+        )
         transfer = ResidentCropTransfer(part, size, devices.primary)
         notes = (*photographs.notes, *reduction_note(part, size))
         batches = BoxBatches(part, task, size)
@@ -343,13 +344,3 @@ def reduction_note(part: PackedJpegs, size: int) -> tuple[tuple[str, str], ...]:
         "loader's decoder reduces them in the transform, with slightly other results"
     )
     return (("resident_means", text),)
-
-
-def _check_memory(part: PackedJpegs, task: Task, devices: Devices) -> None:
-    needed, ranks = int(part.pixel_offsets[-1]), task.world_size
-    where = str(devices.primary) if ranks == 1 else f"each of {ranks} GPUs"
-    if not devices.is_cuda:
-        needed, where = ranks * needed, f"the host ({ranks} ranks)"
-    check_fits(
-        needed, all_reduce_min(available_bytes(task, devices), ranks, devices.primary), where
-    )

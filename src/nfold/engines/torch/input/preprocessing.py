@@ -1,4 +1,4 @@
-"""Random augmentation and normalisation of image batches in PyTorch.
+"""Random augmentation, distortion and normalisation of image batches in PyTorch.
 
 A draw is a function of seed, epoch, sample id and operation, the same on every device and any number
 of devices. Augmentation runs on uint8 images in a loader's worker or on the device with the same pixels, and
@@ -14,7 +14,9 @@ from torch import Tensor
 
 from nfold.data.arrays import DataSetArrays
 from nfold.engines.builtin_workloads import OPERATION_KEYS, mean_levels
+from nfold.engines.distortion import TAPS, BatchDistortion, DistortionParameterBatch
 from nfold.engines.sampling import MASK, philox
+from nfold.engines.torch.batch import CanvasTensors
 from nfold.engines.torch.layout import to_layout
 
 
@@ -86,17 +88,19 @@ class Augmentation:
         return images
 
 
-class Crop:
-    """Pads every side with zeros and cuts out the original size at a random position."""
-
-    def __init__(self, padding: int, arrays: DataSetArrays, device: torch.device) -> None:
+class PixelOperation:
+    def __init__(self, argument: int, arrays: DataSetArrays, device: torch.device) -> None:
         height, width = arrays.train_images.shape[1:3]
-        self._padding = padding
+        self._argument = argument
         self._rows = torch.arange(height, device=device)
         self._columns = torch.arange(width, device=device)
 
+
+class Crop(PixelOperation):
+    """Pads every side with zeros and cuts out the original size at a random position."""
+
     def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
-        by, positions = self._padding, 2 * self._padding + 1
+        by, positions = self._argument, 2 * self._argument + 1
         rows = uniform_int(drawn[0], positions)[:, None] + self._rows
         columns = uniform_int(drawn[1], positions)[:, None] + self._columns
         padded = torch.nn.functional.pad(images, (0, 0, by, by, by, by))
@@ -104,30 +108,24 @@ class Crop:
         return padded[each, rows[:, :, None], columns[:, None, :]]
 
 
-class Flip:
+class Flip(PixelOperation):
     """Mirrors each image left to right with probability one half."""
-
-    def __init__(self, _argument: int, _arrays: DataSetArrays, _device: torch.device) -> None:
-        pass
 
     def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
         mirrored = (drawn[0] >> 31).bool()
         return torch.where(mirrored[:, None, None, None], images.flip(2), images)
 
 
-class Cutout:
-    """Covers a square of ``size`` pixels, centred anywhere in the image, with the mean.
+class Cutout(PixelOperation):
+    """Covers a square of ``argument`` pixels, centred anywhere in the image, with the mean.
 
     T. DeVries and G. Taylor, Improved Regularization of Convolutional Neural Networks with Cutout
     (arXiv:1708.04552, 2017). They fill normalised images with zeros, which is the training images'
     mean per channel; here it is the nearest of 256 levels.
     """
 
-    def __init__(self, size: int, arrays: DataSetArrays, device: torch.device) -> None:
-        height, width = arrays.train_images.shape[1:3]
-        self._size = size
-        self._rows = torch.arange(height, device=device)
-        self._columns = torch.arange(width, device=device)
+    def __init__(self, argument: int, arrays: DataSetArrays, device: torch.device) -> None:
+        super().__init__(argument, arrays, device)
         self._fill = torch.from_numpy(mean_levels(arrays)).to(device)
 
     def __call__(self, images: Tensor, drawn: Draws) -> Tensor:
@@ -137,9 +135,9 @@ class Cutout:
         return torch.where(square[..., None], self._fill, images)
 
     def _covered_positions(self, drawn: Tensor, positions: Tensor) -> Tensor:
-        first = uniform_int(drawn, len(positions)) - self._size // 2
+        first = uniform_int(drawn, len(positions)) - self._argument // 2
         distance = positions - first[:, None]
-        return (distance >= 0) & (distance < self._size)
+        return (distance >= 0) & (distance < self._argument)
 
 
 AUGMENTATIONS: dict[str, Callable[[int, DataSetArrays, torch.device], Operation]] = {
@@ -177,3 +175,83 @@ class Normalizer:
         on_device = images.to(self._device, non_blocking=True)
         normal = (on_device.float() - self._mean) * self._inverse_std
         return to_layout(normal.permute(0, 3, 1, 2), self._layout)
+
+
+class TorchOps:
+    """The functions of ``keras.ops`` that the distortion needs. An index is int64."""
+
+    absolute, clip, floor, minimum = torch.abs, torch.clamp, torch.floor, torch.minimum
+    mod = torch.remainder
+    where = staticmethod(lambda condition, *values: torch.where(condition.bool(), *values))
+    max = staticmethod(lambda values, axis: values.amax(axis))
+    min = staticmethod(lambda values, axis: values.amin(axis))
+    mean = staticmethod(lambda values, axis, keepdims: values.mean(axis, keepdim=keepdims))
+    stack = staticmethod(lambda values, axis: torch.stack(values, dim=axis))
+
+    @staticmethod
+    def cast(values: Tensor, dtype: str) -> Tensor:
+        return values.to(torch.int64 if dtype == "int32" else getattr(torch, dtype))
+
+    @staticmethod
+    def maximum(values: Tensor, other: Tensor | float) -> Tensor:
+        return values.maximum(other) if isinstance(other, Tensor) else values.clamp(min=other)
+
+
+class DeviceDistortion(BatchDistortion):
+    """Distorts the images of canvases: CanvasTensors and epoch to uint8 [n, size, size, 3]."""
+
+    ops = TorchOps
+
+    def __init__(self, size: int, seed: int, device: torch.device) -> None:
+        super().__init__(size, seed)
+        self._pixels = torch.arange(size, device=device)
+        self._taps = torch.arange(TAPS, device=device)
+
+    def draws(self, epoch: int | Tensor, ids: Tensor, operation: int) -> Draws:
+        return draws(self._seed, epoch, ids, operation)
+
+    def random_below(self, draw: Tensor, limit: int) -> Tensor:
+        return uniform_int(draw, limit)
+
+    def uniform(self, draw: Tensor, low: float, high: float) -> Tensor:
+        return (draw.double() * ((high - low) / 2**32) + low).float()
+
+    def highest_bit(self, draw: Tensor) -> Tensor:
+        return draw >> 31
+
+    def __call__(self, samples: CanvasTensors, epoch: Tensor) -> Tensor:
+        with torch.autocast(samples.images.device.type, enabled=False):
+            parameters = self.parameters(epoch, samples.ids)
+            resized = self._resize(samples.images, samples.sizes, parameters)
+            result: Tensor = self.adjust_colours(resized, parameters)
+            return result
+
+    def _resize(
+        self, canvases: Tensor, sizes: Tensor, parameters: DistortionParameterBatch
+    ) -> Tensor:
+        """Whole levels as float [n, size, size, 3].
+
+        Resizes rows, transposes, and resizes the columns as rows: a row is contiguous.
+        """
+        ranges, method = (self._pixels, self._taps), parameters.method
+        rows = self.source_pixels(*ranges, sizes[:, 0], method, None)
+        columns = self.source_pixels(*ranges, sizes[:, 1], method, parameters.mirrored)
+        transposed = weighted_rows(canvases, *rows).transpose(1, 2).contiguous()
+        image = weighted_rows(transposed, *columns)
+        return (image.transpose(1, 2) + 0.5).clamp(0, 255).floor()
+
+
+def weighted_rows(images: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return weighted sums of rows of images [n, h, w, c]: float [n, size, w, c].
+
+    ``rows`` int64 [n, size, taps] are their indices, ``weights`` their weights.
+    """
+    count, height = images.shape[:2]
+    first = torch.arange(count, device=images.device)[:, None] * height
+    flat = images.flatten(0, 1)
+    shape = (*rows.shape[:2], *images.shape[2:])
+    total = torch.zeros(shape, device=images.device)
+    for tap in range(rows.shape[2]):
+        row = flat.index_select(0, (first + rows[..., tap]).flatten()).view(shape)
+        total += row * weights[..., tap, None, None]
+    return total

@@ -30,7 +30,6 @@ def cache_file(workload: Workload, plan: Plan, machine: Machine) -> Path:
 
 
 def read_rates(file: Path) -> InputRates | None:
-    """Return the rates in a file, or None if it cannot be read."""
     try:
         return deserialize(InputRates, json.loads(file.read_text()))
     except (OSError, ValueError):

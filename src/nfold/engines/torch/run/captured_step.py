@@ -23,7 +23,6 @@ from nfold.engines.torch.step.cuda_graph import (
     CaptureFailed,
     CudaGraphRecorder,
     GraphRecorder,
-    RecordedGraph,
 )
 
 P = ParamSpec("P")
@@ -39,7 +38,7 @@ class CapturedStep:
         self._function = function
         self._bookkeeping = bookkeeping
         self._captured: CapturedFunction | None = CapturedFunction(
-            self._call, _BookkeepingRecorder(recorder, bookkeeping)
+            self._call, recorder, recording=bookkeeping.recording
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +48,7 @@ class CapturedStep:
         try:
             return self._captured(tensors, tree, self._bookkeeping.captured_state())
         except CaptureFailed as failed:
-            self._give_up(failed.__cause__)
+            self._give_up(failed)
             return self._function(*args, **kwargs)
 
     def close(self) -> None:
@@ -60,17 +59,25 @@ class CapturedStep:
         *tensors, tree, _ = arguments
         assert isinstance(tree, TensorTree)
         args, kwargs = tree.fill(iter(tensors))
-        return self._function(*args, **kwargs)
+        before = self._bookkeeping.lr_versions()
+        result = self._function(*args, **kwargs)
+        if self._bookkeeping.is_recording and self._bookkeeping.lr_versions() != before:
+            raise UsageError(
+                "it changes a learning rate; next: run.prepare(schedule), or step it outside"
+            )
+        return result
 
-    def _give_up(self, cause: BaseException | None) -> None:
+    def _give_up(self, failed: CaptureFailed) -> None:
         self.close()
         self._bookkeeping.abandon_recording()
         self._captured = None
         name, line = _describe(self._function)
-        where = _user_line(cause) or line
-        reason = str(cause).strip().split("\n")[0] if cause else "it cannot be captured"
+        cause = failed.__cause__
+        for frame in traceback.extract_tb(cause.__traceback__ if cause else None):
+            if is_user_code(frame.filename):
+                line = f"{frame.filename}:{frame.lineno} ({frame.line})"
         warnings.warn(
-            f"step {name} runs eagerly: {where} cannot be captured ({reason})",
+            f"step {name} runs eagerly: {line} cannot be captured ({failed.reason})",
             stacklevel=3,
         )
 
@@ -96,46 +103,3 @@ def _describe(function: Callable[..., Any]) -> tuple[str, str]:
     name = getattr(function, "__name__", type(function).__name__)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return name, f"{code.co_filename}:{code.co_firstlineno}" if code else "built in"
-
-
-class _BookkeepingRecorder:
-    def __init__(self, recorder: GraphRecorder, bookkeeping: RunBookkeeping) -> None:
-        self.run_on_capture_stream = recorder.run_on_capture_stream
-        self._recorder = recorder
-        self._bookkeeping = bookkeeping
-
-    def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
-        self._bookkeeping.begin_recording()
-        try:
-            graph, result = self._recorder.record(lambda: self._checked(call))
-        finally:
-            repeat = self._bookkeeping.end_recording()
-        return _BookkeepingGraph(graph, repeat), result
-
-    def _checked(self, call: Callable[[], Any]) -> Any:
-        before = self._bookkeeping.lr_versions()
-        result = call()
-        if self._bookkeeping.lr_versions() != before:
-            raise UsageError(
-                "it changes a learning rate; next: run.prepare(schedule), or step it outside"
-            )
-        return result
-
-
-class _BookkeepingGraph:
-    def __init__(self, graph: RecordedGraph, repeat: Callable[[], None]) -> None:
-        self.reset = graph.reset
-        self._graph = graph
-        self._repeat = repeat
-
-    def replay(self) -> None:
-        self._graph.replay()
-        self._repeat()
-
-
-def _user_line(error: BaseException | None) -> str | None:
-    frames = traceback.extract_tb(error.__traceback__ if error else None)
-    for frame in reversed(frames):
-        if is_user_code(frame.filename):
-            return f"{frame.filename}:{frame.lineno} ({frame.line})"
-    return None

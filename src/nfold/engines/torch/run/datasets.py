@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from nfold.core.errors import UsageError
-from nfold.engines.sampling import SHUFFLE_KEY, RankSlice, permutation
+from nfold.engines.sampling import SHUFFLE_KEY, RankSlice, permutation, split_batch
 from nfold.engines.torch.batch import BatchShare
 from nfold.engines.torch.devices import free_bytes
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.input.device_dataset import (
     EpochPrefetcher,
     ShardRouter,
-    ShardRoutes,
     fits,
     fits_unsharded,
     shard_transfers,
@@ -67,20 +66,16 @@ class BatchDivision:
 
     def split(self, start: int, count: int) -> Iterator[SampleSlice]:
         """Yield this rank's slices of the global batch of ``count`` samples from ``start`` on."""
-        pieces = self.micro_batches * self.ranks
-        for part in range(self.micro_batches):
-            piece = part * self.ranks + self.rank
-            first, last = piece * count // pieces, (piece + 1) * count // pieces
+        pieces = split_batch(count, self.rank, self.ranks, self.micro_batches)
+        for number, piece in enumerate(pieces, start=1):
             share = BatchShare(
-                count=last - first,
+                count=len(piece),
                 global_count=count,
                 micro_batches=self.micro_batches,
-                is_last=part == self.micro_batches - 1,
+                is_last=number == self.micro_batches,
             )
-            if first == last:
-                yield SampleSlice(start, start + 1, share, is_padding=True)
-            else:
-                yield SampleSlice(start + first, start + last, share)
+            part = piece or range(1)
+            yield SampleSlice(start + part.start, start + part.stop, share, is_padding=not piece)
 
     def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[SampleSlice]:
         """Yield this rank's slices of an epoch, from step ``skip`` on."""
@@ -89,7 +84,6 @@ class BatchDivision:
             yield from self.split(start, min(self.batch, samples - start))
 
     def rank_slices(self, samples: int, rank: int) -> list[RankSlice]:
-        """Return the slices of an epoch of any rank."""
         return [
             RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
             for part in replace(self, rank=rank).epoch_slices(samples)
@@ -259,11 +253,14 @@ class ShardedArrayReader:
         slices = [division.rank_slices(self.samples, rank) for rank in range(division.ranks)]
         self._router = ShardRouter(self.samples, slices, division.rank)
         own = slice(self._router.own_range.start, self._router.own_range.stop)
-        self._arrays = map_tensors(arrays, lambda tensor: _copy_shard(tensor[own], config.device))
-        self._prefetcher = EpochPrefetcher(self._routes)
+        how: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
+        self._arrays = map_tensors(arrays, lambda whole: whole[own].to(config.device, **how))
+        self._prefetcher = EpochPrefetcher(
+            lambda epoch: self._router.routes(config.epoch_order(self.samples or 0, epoch).numpy())
+        )
         if division.rank == 0:
             warnings.warn(
-                sharding_note("data set", division.ranks), stacklevel=6
+                sharding_note("data set", division.ranks), stacklevel=7
             )  # run.loader's caller
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
@@ -272,10 +269,3 @@ class ShardedArrayReader:
         transfers = islice(all_steps, skip * division.micro_batches, None)
         for part, transfer in zip(division.epoch_slices(samples, skip), transfers, strict=True):
             yield part, map_tensors(self._arrays, transfer.gather), transfer.ids
-
-    def _routes(self, epoch: int) -> ShardRoutes:
-        return self._router.routes(self._config.epoch_order(self.samples or 0, epoch).numpy())
-
-
-def _copy_shard(part: Tensor, device: torch.device) -> Tensor:
-    return part.to(device, copy=True, memory_format=torch.contiguous_format)

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ import torch.distributed as dist
 
 from nfold.core.errors import DevicesMissing, MachineUnfit, UsageError
 from nfold.core.plan import Plan
+from nfold.engines.plan_rules import first_broken_rule
 
 THREADS_FOLDER = Path("/proc/self/task")
 POLL_S = 0.002
@@ -150,62 +150,47 @@ def _leave_at_exit() -> None:
     atexit.register(leave)
 
 
-RunRule = tuple[Callable[[Plan, Job], bool], str]
-
-# Plans that a script cannot follow, each with its message.
-RUN_PLAN_RULES: tuple[RunRule, ...] = (
-    (lambda plan, _: plan.framework != "torch", "a PyTorch script needs framework 'torch'"),
-    (
-        lambda plan, job: plan.devices not in (None, job.world_size),
-        "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT",
-    ),
-    (
-        lambda plan, _: plan.strategy == "dp",
-        "strategy 'dp' drives all devices from one process; next: omit strategy",
-    ),
-    (
-        lambda plan, _: plan.strategy in ("mirrored", "data_parallel"),
-        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: omit strategy",
-    ),
-    (
-        lambda plan, _: plan.step == "graph",
-        "step 'graph' is TensorFlow's; allowed are eager, compiled, captured, compiled+captured",
-    ),
-    (
-        lambda plan, _: plan.input in ("generator", "tf.data"),
-        "input 'generator' and 'tf.data' are Keras's; allowed are loader and resident",
-    ),
-    (
-        lambda plan, _: plan.decode is not None or plan.cache != "off",
-        "decode and cache apply only to nfold's own image files; next: omit them",
-    ),
-    (
-        lambda plan, _: plan.kernels != "default" or plan.steps_per_execution > 1,
-        "kernels and steps_per_execution apply only to nfold train and bench; next: omit them",
-    ),
-    (
-        lambda plan, _: plan.allocation != "default",
-        "allocation applies only to TensorFlow and JAX; next: omit it",
-    ),
-    (
-        lambda plan, _: plan.augment == "cpu",
-        "run.loader(augment=...) runs on the device; next: augment in the data set",
-    ),
-    (
-        lambda plan, job: plan.precision in ("tf32", "fp16") and job.device.type == "cpu",
-        "precisions tf32 and fp16 need a GPU; next: fp32 or bf16",
-    ),
-)
-
-
 def complete_run_plan(plan: Plan, job: Job) -> Plan:
     """Return the plan with all fields that act in a script set. Raises UsageError.
 
     Fields that change numbers (bf16, compression) keep their defaults.
     """
-    for breaks, reason in RUN_PLAN_RULES:
-        if breaks(plan, job):
-            raise UsageError(reason)
+    cpu = job.device.type == "cpu"
+    rules = {
+        "a PyTorch script needs framework 'torch'": plan.framework != "torch",
+        "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT": (
+            plan.devices not in (None, job.world_size)
+        ),
+        "strategy 'dp' drives all devices from one process; next: omit strategy": (
+            plan.strategy == "dp"
+        ),
+        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: omit strategy": (
+            plan.strategy in ("mirrored", "data_parallel")
+        ),
+        "step 'graph' is TensorFlow's; allowed are eager, compiled, captured, compiled+captured": (
+            plan.step == "graph"
+        ),
+        "input 'generator' and 'tf.data' are Keras's; allowed are loader and resident": (
+            plan.input in ("generator", "tf.data")
+        ),
+        "decode and cache apply only to nfold's own image files; next: omit them": (
+            plan.decode is not None or plan.cache != "off"
+        ),
+        "kernels and steps_per_execution apply only to nfold train and bench; next: omit them": (
+            plan.kernels != "default" or plan.steps_per_execution > 1
+        ),
+        "allocation applies only to TensorFlow and JAX; next: omit it": (
+            plan.allocation != "default"
+        ),
+        "run.loader(augment=...) runs on the device; next: augment in the data set": (
+            plan.augment == "cpu"
+        ),
+        "precisions tf32 and fp16 need a GPU; next: fp32 or bf16": (
+            plan.precision in ("tf32", "fp16") and cpu
+        ),
+    }
+    if reason := first_broken_rule(rules):
+        raise UsageError(reason)
     precision = plan.precision or "fp32"
     tensor_cores = job.device.type == "cuda" and precision != "fp32"
     return plan.edit(

@@ -24,7 +24,7 @@ from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.input.dataloader import prefetch_to_device
+from nfold.engines.torch.input.dataloader import identity, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
     BatchDivision,
@@ -81,28 +81,26 @@ def resolve_settings(
 
 
 def _dataloader_settings(data: DataLoader[Any]) -> dict[str, Any]:
-    sampler = None if isinstance(data.dataset, IterableDataset) else data.sampler
-    if sampler is not None and not _is_default_sampler(sampler, data.dataset):
+    dataset: Any = data.dataset
+    sampler: Any = None if isinstance(dataset, IterableDataset) else data.sampler
+    shuffled = type(sampler) is RandomSampler
+    if shuffled:
+        is_default = not sampler.replacement and sampler.num_samples == len(dataset)
+    else:
+        is_default = sampler is None or type(sampler) is SequentialSampler
+    if not is_default:
         raise UsageError(
             f"a DataLoader with a custom {type(sampler).__name__}; allowed are shuffle=True and "
             f"False, every sample once per epoch; {BATCH_ADVICE}"
         )
     return {
         "batch_size": data.batch_size,
-        "shuffle": isinstance(sampler, RandomSampler),
+        "shuffle": shuffled,
         "drop_last": data.drop_last,
         "workers": data.num_workers,
         "collate": data.collate_fn,
-        "options": {name: getattr(data, name) for name in WORKER_OPTIONS}
-        if data.num_workers
-        else {},
+        "options": {name: getattr(data, name) for name in WORKER_OPTIONS if data.num_workers},
     }
-
-
-def _is_default_sampler(sampler: Any, data: Any) -> bool:
-    if type(sampler) is RandomSampler:
-        return not sampler.replacement and sampler.num_samples == len(data)
-    return type(sampler) is SequentialSampler
 
 
 def build_loader_config(
@@ -138,6 +136,7 @@ class LoaderPosition:
     step: int = 0
 
 
+@dataclass(eq=False)
 class RunLoader:
     """Yields this rank's part of each global batch; iterate over it once per epoch.
 
@@ -146,19 +145,14 @@ class RunLoader:
     ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch.
     """
 
-    def __init__(
-        self,
-        data: Any,
-        config: LoaderConfig,
-        current_share: CurrentShare,
-        on_epoch_start: Callable[[], None],
-        on_batch: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._config = config
-        self._current_share = current_share
-        self._on_epoch_start = on_epoch_start
-        self._on_batch = on_batch
-        self._source = _build_reader(data, config)
+    data: Any
+    config: LoaderConfig
+    current_share: CurrentShare
+    on_epoch_start: Callable[[], None]
+    on_batch: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self._source = _build_reader(self.data, self.config)
         self.position = LoaderPosition()
         self._in_epoch = False
 
@@ -171,8 +165,8 @@ class RunLoader:
         samples = self._source.samples
         if samples is None:
             raise TypeError("an iterable data set has no length")
-        division = self._config.division
-        if self._config.train:
+        division = self.config.division
+        if self.config.train:
             return division.steps_per_epoch(samples) * division.micro_batches
         return sum(not part.is_padding for part in division.epoch_slices(samples))
 
@@ -181,8 +175,8 @@ class RunLoader:
             self.position = LoaderPosition(epoch=self.position.epoch + 1)
         self._in_epoch = True
         # The script may hold a batch of another loader, such as a training loader.
-        was_padding, self._current_share.is_padding = self._current_share.is_padding, False
-        self._on_epoch_start()
+        was_padding, self.current_share.is_padding = self.current_share.is_padding, False
+        self.on_epoch_start()
         position = self.position
         try:
             yield from self._batches(position)
@@ -192,25 +186,25 @@ class RunLoader:
         self._finish(position, was_padding=was_padding)
 
     def _batches(self, position: LoaderPosition) -> Iterator[Any]:
-        epoch, skip, parts = position.epoch, position.step, self._config.division.micro_batches
+        epoch, skip, parts = position.epoch, position.step, self.config.division.micro_batches
         read = self._source.read_epoch(epoch, skip)
         if not self._source.on_device:
-            read = prefetch_to_device(read, self._config.device)
+            read = prefetch_to_device(read, self.config.device)
         for number, (part, batch, ids) in enumerate(read):
-            self._on_batch()
-            if part.is_padding and not self._config.train:
+            self.on_batch()
+            if part.is_padding and not self.config.train:
                 continue
-            if self._config.train:
-                self._current_share.set(part.share)
+            if self.config.train:
+                self.current_share.set(part.share)
                 position.step = skip + number // parts + (number % parts == parts - 1)
-            self._current_share.is_padding = part.is_padding
-            augment = self._config.augment
+            self.current_share.is_padding = part.is_padding
+            augment = self.config.augment
             yield batch if augment is None else augment(batch, ids, epoch)
 
     def _finish(self, position: LoaderPosition, *, was_padding: bool) -> None:
         """Nothing is done if another iteration of this loader has begun since."""
         if position is self.position:
-            self._current_share.is_padding = was_padding
+            self.current_share.is_padding = was_padding
             self.position, self._in_epoch = LoaderPosition(epoch=position.epoch + 1), False
 
 
@@ -267,7 +261,7 @@ class IterableReader:
             yield from batches
             return
         options = {**_dataloader_options(self._config), "num_workers": 1}
-        yield from DataLoader(batches, batch_size=None, collate_fn=_identity, **options)
+        yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
 
 
 class _IterableEpoch(IterableDataset[FetchedBatch]):
@@ -324,7 +318,3 @@ def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
     torch.set_num_threads(1)
     if user_init is not None:
         user_init(worker)
-
-
-def _identity(batch: Any) -> Any:
-    return batch

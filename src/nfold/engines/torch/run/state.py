@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from nfold.core.errors import UsageError
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch import checkpoint as files
 from nfold.engines.torch.batch import CurrentShare
+from nfold.engines.torch.communication.data_parallel import barrier
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.precision import LossScale
 from nfold.engines.torch.run.job import Job
@@ -64,16 +66,6 @@ class PreparedObjects:
             for number, part in enumerate(parts)
         }
 
-    def progress(self, scale: LossScale | None, job: Job) -> dict[str, Any]:
-        return {
-            "format": files.FORMAT,
-            "steps": self.steps,
-            "ranks": job.world_size,
-            "parts": list(self.checkpoint_parts()),
-            "loaders": [[at.position.epoch, at.position.step] for at in self.loaders],
-            "scale": None if scale is None else scale.state(),
-        }
-
 
 def save_checkpoint(
     prepared: PreparedObjects,
@@ -83,22 +75,31 @@ def save_checkpoint(
     scale: LossScale | None,
     extra: dict[str, Any],
     keep: int,
-    wait: Callable[[], None],
 ) -> Path:
     final = folder / f"step-{prepared.steps}"
     staging = folder / f".{final.name}.new"
     if job.is_main:
         files.begin_checkpoint(staging)
-    wait()
+    barrier(job.world_size)
     files.write_part(staging, f"random-{job.rank}", files.get_random_state())
     if job.is_main:
-        for name, part in prepared.checkpoint_parts().items():
+        parts = prepared.checkpoint_parts()
+        for name, part in parts.items():
             files.write_part(staging, name, part.state_dict())
-        files.write_part(staging, "progress", {**prepared.progress(scale, job), "extra": extra})
-    wait()
+        progress = {
+            "format": files.FORMAT,
+            "steps": prepared.steps,
+            "ranks": job.world_size,
+            "parts": list(parts),
+            "loaders": [[at.position.epoch, at.position.step] for at in prepared.loaders],
+            "scale": None if scale is None else scale.state(),
+            "extra": extra,
+        }
+        files.write_part(staging, "progress", progress)
+    barrier(job.world_size)
     if job.is_main:
         files.commit_checkpoint(staging, final, keep)
-    wait()
+    barrier(job.world_size)
     return final
 
 
@@ -137,21 +138,17 @@ def load_checkpoint(
 Change = Callable[[], None]
 
 
+@dataclass(eq=False)
 class RunBookkeeping:
     """Counts steps and steps schedules. Changes during a recording are deferred to its replays."""
 
-    def __init__(
-        self,
-        prepared: PreparedObjects,
-        current_share: CurrentShare,
-        observer: Observer,
-        device: torch.device,
-    ) -> None:
-        self.device = device
+    prepared: PreparedObjects
+    current_share: CurrentShare
+    observer: Observer
+    device: torch.device
+
+    def __post_init__(self) -> None:
         self.exchanges: list[GradientExchange] = []
-        self._prepared = prepared
-        self._current_share = current_share
-        self._observer = observer
         self._deferred: list[Change] | None = None
         self._backwards_at_step: dict[Optimizer, int] = {}
         self._warned = False
@@ -161,7 +158,7 @@ class RunBookkeeping:
         """Begin an epoch of training; note which parameters are frozen."""
         for exchange in self.exchanges:
             exchange.begin_epoch()
-        parameters = (p for model in self._prepared.models for p in model.parameters())
+        parameters = (p for model in self.prepared.models for p in model.parameters())
         self._trained = tuple(parameter.requires_grad for parameter in parameters)
 
     def apply_or_defer(self, change: Change) -> None:
@@ -171,11 +168,16 @@ class RunBookkeeping:
         else:
             self._deferred.append(change)
 
+    def apply_once_per_step(self, change: Change) -> None:
+        """Make or defer a change in the last micro-batch of a step."""
+        if self.current_share.share.is_last:
+            self.apply_or_defer(change)
+
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Count a step of the first prepared optimizer; check that gradients were exchanged."""
         if self.exchanges:
             self._check_exchanged(optimizer)
-        if optimizer is self._prepared.optimizers[0]:
+        if optimizer is self.prepared.optimizers[0]:
             self.apply_or_defer(self._count_step)
 
     def _check_exchanged(self, optimizer: Optimizer) -> None:
@@ -194,14 +196,14 @@ class RunBookkeeping:
             )
 
     def _count_step(self) -> None:
-        if self._current_share.share.is_last:
-            self._prepared.steps += 1
-            self._observer.beat(Phase.STEPPING, self._prepared.steps)
+        if self.current_share.share.is_last:
+            self.prepared.steps += 1
+            self.observer.beat(Phase.STEPPING, self.prepared.steps)
 
     def captured_state(self) -> Hashable:
-        prepared = self._prepared
+        prepared = self.prepared
         return (
-            self._current_share.share,
+            self.current_share.share,
             tuple(exchange.is_accumulating for exchange in self.exchanges),
             tuple(captured_settings(optimizer) for optimizer in prepared.optimizers),
             tuple(model.training for model in prepared.models),
@@ -209,19 +211,16 @@ class RunBookkeeping:
         )
 
     def lr_versions(self) -> list[int]:
-        return [
-            count for optimizer in self._prepared.optimizers for count in lr_versions(optimizer)
-        ]
+        return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]
 
-    def begin_recording(self) -> None:
-        self._deferred = []
+    @property
+    def is_recording(self) -> bool:
+        return self._deferred is not None
 
-    def abandon_recording(self) -> None:
-        for exchange in self.exchanges:
-            exchange.reset()
-
-    def end_recording(self) -> Change:
-        changes, self._deferred = self._deferred or [], None
+    @contextmanager
+    def recording(self) -> Iterator[Change]:
+        """Yield a function that repeats after each replay what Python did in the recording."""
+        changes: list[Change] = []
 
         def repeat() -> None:
             for change in changes:
@@ -229,4 +228,12 @@ class RunBookkeeping:
             for exchange in self.exchanges:
                 exchange.after_replay()
 
-        return repeat
+        self._deferred = changes
+        try:
+            yield repeat
+        finally:
+            self._deferred = None
+
+    def abandon_recording(self) -> None:
+        for exchange in self.exchanges:
+            exchange.reset()

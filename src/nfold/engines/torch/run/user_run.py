@@ -8,8 +8,7 @@ fully_shard does. A copy or a pickle of it is of the user's class.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,7 +24,6 @@ from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint, skipped_checkpoints_warning
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
-from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
@@ -37,7 +35,7 @@ from nfold.engines.torch.communication.data_parallel import (
 )
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.input.dataloader import to_device
-from nfold.engines.torch.layout import MEMORY_FORMATS, subclass_with_forward
+from nfold.engines.torch.layout import MEMORY_FORMATS, ChangedForward, subclass_with_forward
 from nfold.engines.torch.lr_schedule import intercept_steps
 from nfold.engines.torch.nested_tensors import map_tensors
 from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
@@ -46,14 +44,11 @@ from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
-from nfold.engines.torch.run.state import Change, RunBookkeeping
+from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import make_capturable
 
 
-class PreparedMarker:
-    """Base of the classes that ``prepare_module`` makes from ``original``."""
-
-    original: type[nn.Module]
+class PreparedMarker(ChangedForward): ...
 
 
 def prepare_module(
@@ -91,12 +86,6 @@ def _prepared_class(original: type[nn.Module], plan: Plan, device: torch.device)
             return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
 
     return subclass_with_forward(original, PreparedMarker, forward)
-
-
-def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrite parameters and buffers with those of rank 0."""
-    for tensor in tensors:
-        apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
 
 
 P = ParamSpec("P")
@@ -183,7 +172,8 @@ class UserRun:
             return
         prepare_module(module, self.plan, self._job.device, self._current_share)
         if self._job.world_size > 1:
-            broadcast_from_main([*module.parameters(), *module.buffers()])
+            for tensor in (*module.parameters(), *module.buffers()):
+                apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
         if self._job.world_size > 1 or self.plan.accumulate > 1:
             self._bookkeeping.exchanges.append(
                 GradientExchange(
@@ -210,12 +200,8 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        def step_once(step: Change) -> None:
-            if self._current_share.share.is_last:
-                self._bookkeeping.apply_or_defer(step)
-
         if self.plan.accumulate > 1 or self._captures:
-            intercept_steps(schedule, step_once)
+            intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
 
     @property
@@ -372,7 +358,6 @@ class UserRun:
             scale=self._scale,
             extra=values,
             keep=keep,
-            wait=partial(data_parallel.barrier, self.world_size),
         )
         if not_reduced:  # the collectives of a checkpoint do not count
             self._collectives_before_evaluation = collective_count()

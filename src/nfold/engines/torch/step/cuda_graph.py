@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
@@ -196,6 +198,7 @@ WARM_UP_CALLS = 3  # calls with a shape before it is recorded
 MAX_GRAPHS = 16  # a function with more shapes runs the others eagerly
 
 Function = Callable[..., Any]
+Recording = Callable[[], AbstractContextManager[Callable[[], None]]]
 
 
 class RecordedGraph(Protocol):
@@ -206,10 +209,7 @@ class RecordedGraph(Protocol):
 
 
 class GraphRecorder(Protocol):
-    """Records calls as graphs."""
-
-    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
-        """Run a call on the stream that calls are recorded on."""
+    def run_on_capture_stream(self, call: Callable[[], Any]) -> Any: ...
 
     def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
         """Record a call without running it; return the graph, and the result that a replay fills."""
@@ -268,37 +268,51 @@ class CudaGraphRecorder:
 class CaptureFailed(Exception):
     """A call could not be recorded; its cause is the exception of the call."""
 
+    @property
+    def reason(self) -> str:
+        cause = self.__cause__
+        return str(cause).strip().split("\n")[0] or type(cause).__name__
+
 
 class GraphReplay:
     def __init__(
-        self, function: Function, tensors: Tensors, constants: Any, recorder: GraphRecorder
+        self,
+        function: Function,
+        tensors: Tensors,
+        constants: Any,
+        recorder: GraphRecorder,
+        recording: Recording,
     ) -> None:
         self._inputs = [tensor.clone() for tensor in tensors]
-        self._graph, self._result = recorder.record(lambda: function(*self._inputs, *constants))
+        with recording() as self._repeat:
+            self._graph, self._result = recorder.record(lambda: function(*self._inputs, *constants))
 
     def __call__(self, tensors: Tensors) -> Any:
         pairs = [(own, new) for own, new in zip(self._inputs, tensors, strict=True) if new.numel()]
         torch._foreach_copy_([own for own, _ in pairs], [new for _, new in pairs])
         self._graph.replay()
+        self._repeat()
         return map_tensors(self._result, _copy)
 
     def reset(self) -> None:
         self._graph.reset()
 
 
+@dataclass(eq=False)
 class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
-    There is one graph for every set of shapes and constants. Call ``close`` before the process group
+    There is one graph for every set of shapes and constants. ``recording`` yields a function that is
+    called after each replay. Call ``close`` before the process group
     ends: a graph with a collective would block it.
     """
 
-    def __init__(
-        self, function: Function, recorder: GraphRecorder, warm_up: int = WARM_UP_CALLS
-    ) -> None:
-        self._function = function
-        self._recorder = recorder
-        self._warm_up = warm_up
+    function: Function
+    recorder: GraphRecorder
+    warm_up: int = WARM_UP_CALLS
+    recording: Recording = lambda: nullcontext(lambda: None)
+
+    def __post_init__(self) -> None:
         self._calls: dict[Hashable, int] = {}
         self._replays: dict[Hashable, GraphReplay] = {}
 
@@ -307,17 +321,15 @@ class CapturedFunction:
         if replay := self._replays.get(key):
             return replay(tensors)
         calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls <= self._warm_up or len(self._replays) >= MAX_GRAPHS:
-            return self._recorder.run_on_capture_stream(
-                lambda: self._function(*tensors, *constants)
-            )
-        replay = GraphReplay(self._function, tensors, constants, self._recorder)
+        if calls <= self.warm_up or len(self._replays) >= MAX_GRAPHS:
+            return self.recorder.run_on_capture_stream(lambda: self.function(*tensors, *constants))
+        replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
         self._replays[key] = replay
         return replay(tensors)
 
     def is_warm(self, tensors: Tensors, *constants: Hashable) -> bool:
         """Return whether the next call of this form is recorded."""
-        return self._calls.get(_graph_key(tensors, constants), 0) >= self._warm_up
+        return self._calls.get(_graph_key(tensors, constants), 0) >= self.warm_up
 
     def close(self) -> None:
         for replay in self._replays.values():
@@ -357,7 +369,6 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def captured_settings(optimizer: Optimizer) -> Hashable:
-    """Return the settings of an optimizer that a graph of its step depends on."""
     return tuple(
         (name, tuple(value) if isinstance(value, list) else value)
         for group in optimizer.param_groups

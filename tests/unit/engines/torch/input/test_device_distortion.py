@@ -20,15 +20,10 @@ from nfold.data.distortion import (
     resize,
 )
 from nfold.engines.builtin_workloads import draw_distortions as each_look
+from nfold.engines.distortion import DistortionParameterBatch
 from nfold.engines.torch.batch import CanvasTensors
-from nfold.engines.torch.input import distortion
-from nfold.engines.torch.input.distortion import (
-    DeviceDistortion,
-    adjust_colours,
-    cubic_weight,
-    draw_distortions,
-)
 from nfold.engines.torch.input.image_files import fill_canvases
+from nfold.engines.torch.input.preprocessing import DeviceDistortion
 from photos import picture
 
 CPU = torch.device("cpu")
@@ -45,11 +40,11 @@ def stacked(regions: list[npt.NDArray[np.uint8]], ids: torch.Tensor) -> CanvasTe
 
 
 def fixed(monkeypatch: pytest.MonkeyPatch, look: DistortionParameters, n: int) -> None:
-    def drawn(_seed: int, _epoch: object, _ids: object) -> distortion.DistortionParameterBatch:
+    def drawn(*_: object) -> DistortionParameterBatch:
         values = {name: torch.tensor([value] * n) for name, value in vars(look).items()}
-        return distortion.DistortionParameterBatch(**values)
+        return DistortionParameterBatch(**values)
 
-    monkeypatch.setattr(distortion, "draw_distortions", drawn)
+    monkeypatch.setattr(DeviceDistortion, "parameters", drawn)
 
 
 @pytest.mark.parametrize("method", range(len(METHODS)), ids=METHODS)
@@ -71,8 +66,11 @@ def test_both_resize_alike(monkeypatch: pytest.MonkeyPatch, method: int, mirrore
 def test_colours_change_alike_and_as_in_hsv() -> None:
     image = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
     ids = torch.arange(12)
-    found = draw_distortions(3, 1, ids)
-    device = adjust_colours(torch.from_numpy(image).float().expand(12, *image.shape), found).numpy()
+    distortion = DeviceDistortion(SIZE, 3, CPU)
+    found = distortion.parameters(1, ids)
+    device = distortion.adjust_colours(
+        torch.from_numpy(image).float().expand(12, *image.shape), found
+    ).numpy()
     distort = Distorter(SIZE)
     for made, look in zip(device, each_look(3, 1, ids.numpy()), strict=True):
         here = np.empty_like(image)
@@ -130,12 +128,13 @@ def test_the_same_size_changes_nothing(method: int) -> None:
 
 def test_cubic_weights_sum_to_one() -> None:
     past = torch.linspace(0, 1, 11)[:, None]
-    weights = cubic_weight((torch.arange(4) - 1 - past).abs())
+    weights = DeviceDistortion(SIZE, 0, CPU).cubic_weight((torch.arange(4) - 1 - past).abs())
     torch.testing.assert_close(weights.sum(1), torch.ones(11))
 
 
 def test_draws_cover_their_ranges() -> None:
-    found = draw_distortions(1, 0, torch.arange(4000))
+    distortion = DeviceDistortion(SIZE, 1, CPU)
+    found = distortion.parameters(0, torch.arange(4000))
     counts = torch.bincount(found.method)
     assert len(counts) == 4
     assert counts.min() > 850
@@ -150,5 +149,5 @@ def test_draws_cover_their_ranges() -> None:
         assert high - 0.02 < values.max() <= high
     assert 1800 < int(found.mirrored.sum()) < 2200
     assert 1800 < int(found.contrast_second.sum()) < 2200
-    again = draw_distortions(1, 1, torch.arange(4000))
+    again = distortion.parameters(1, torch.arange(4000))
     assert not torch.equal(found.method, again.method)

@@ -17,7 +17,7 @@ from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.lr_schedule import ConstantLearningRate, OneCycleLearningRate
 from nfold.engines.torch.precision import Precision
 from nfold.engines.torch.step.forward import Forward
-from nfold.engines.torch.step.training_step import EagerStep, EpochTensor
+from nfold.engines.torch.step.training_step import EpochTensor, TrainingStep
 from nfold.workloads.torch_networks import sgd
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ HALF = tuple(
 )
 
 
-def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
+def _update(weight: nn.Parameter, taken: list[str]) -> TrainingStep:
     def way(name: str) -> Forward:
         def forward(tensors: Tensors, epoch: Tensor) -> Tensor:
             taken.append(name)
@@ -40,7 +40,9 @@ def _update(weight: nn.Parameter, taken: list[str]) -> EagerStep:
     slot = micro_batch_context(nn.Identity(), CurrentShare(1))
     precision = Precision("fp32", CPU)
     rate = ConstantLearningRate()
-    return EagerStep(way("usual"), way("rare"), {4}, precision, optimizer, slot, rate, NO_EXCHANGE)
+    return TrainingStep(
+        way("usual"), way("rare"), {4}, precision, optimizer, slot, rate, NO_EXCHANGE
+    )
 
 
 def test_an_update_follows_the_weighted_gradient_and_returns_the_plain_loss() -> None:
@@ -75,7 +77,7 @@ def _trained(precision: str, accumulate: int, batches: list[Tensor]) -> tuple[li
 
     slot = micro_batch_context(model, CurrentShare(1))
     rate, optimizer = ConstantLearningRate(), sgd(model, 0.05)
-    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
+    update = TrainingStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
     losses = list[float]()
     for batch in batches:
         parts = split_micro_batches(len(batch), 0, 1, accumulate)
@@ -144,7 +146,7 @@ def _cycled(chain: int) -> tuple[list[float], Tensor]:
         return loss
 
     slot = micro_batch_context(model, CurrentShare(1))
-    update = EagerStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
+    update = TrainingStep(forward, forward, (), arithmetic, optimizer, slot, rate, NO_EXCHANGE)
     batches = [torch.full((4, 3), 0.1 * (number + 1)) for number in range(6)]
     losses = list[float]()
     for first in range(0, 6, chain):
