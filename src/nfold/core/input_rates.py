@@ -24,7 +24,6 @@ class ImageRate:
         return f"{self.value:,.0f} images/s ({self.low:,.0f}–{self.high:,.0f})"
 
     def scale(self, number: int) -> ImageRate:
-        """Return the rate of ``number`` workers."""
         return ImageRate(value=number * self.value, low=number * self.low, high=number * self.high)
 
 

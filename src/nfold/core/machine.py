@@ -76,12 +76,10 @@ class Machine:
         return len(self.gpus) if device == "cuda" else self.cores
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values with the id."""
         return {"id": self.id, **serialize(self)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Machine:
-        """Return the machine that ``to_dict`` wrote."""
         return deserialize(cls, {k: v for k, v in values.items() if k != "id"})
 
 

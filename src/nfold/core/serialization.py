@@ -87,7 +87,6 @@ T = TypeVar("T")
 
 
 def stored_name(cls: type, field: str) -> str:
-    """Return the name of a dataclass field in stored JSON."""
     return STORED_NAMES.get(f"{cls.__name__}.{field}", field)
 
 

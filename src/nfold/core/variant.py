@@ -92,7 +92,6 @@ class Variant:
 
     @property
     def ranks_synchronize(self) -> bool:
-        """Return whether ranks wait for each other in every step."""
         return self.exchange != "none" and (not self.independent or self.exchange_after_backward)
 
     def device_of(self, rank: int, local_rank: int) -> int:

@@ -57,7 +57,6 @@ def prepare_photographs(
 
 
 def photograph_count() -> int:
-    """Return the number of prepared training photographs."""
     from nfold.data import photographs
 
     return len(photographs.load().train)

@@ -164,8 +164,6 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".ti
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An unchecked image: name for messages, bytes, label."""
-
     name: str
     encoded: object
     label: object

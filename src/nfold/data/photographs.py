@@ -127,7 +127,6 @@ def decode_all(jpegs: PackedJpegs) -> PackedJpegs:
 
 
 def map_decoded(jpegs: PackedJpegs) -> PackedJpegs:
-    """Map the file that ``decode_all`` has written."""
     return dataclasses.replace(jpegs, decoded_pixels=np.memmap(decoded_path(jpegs), np.uint8, "r"))
 
 

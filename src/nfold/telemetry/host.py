@@ -112,7 +112,6 @@ def total_disk_read_bytes() -> int | None:
 
 
 def list_processes() -> dict[int, ProcessTimes]:
-    """Return every visible process by id."""
     return processes_from_proc() if os.path.exists("/proc/self/stat") else processes_from_psutil()
 
 

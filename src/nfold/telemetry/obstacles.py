@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,7 +62,6 @@ class MachineFacts:
 
 
 def gather_facts(nvml: Nvml) -> MachineFacts:
-    """Return the state of this machine as this process sees it."""
     visible = os.environ.get(VISIBLE_VARIABLE)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     cards = enumerate(nvml.cards(visible))
@@ -120,16 +119,23 @@ class Obstacle:
     evidence: str
 
 
-ObstacleRule = Callable[[Machine, MachineFacts], Iterator[Obstacle]]
-
-
 def find_obstacles(machine: Machine, facts: MachineFacts) -> list[Obstacle]:
     """Return everything that will slow training down, the most serious kind first."""
-    return [obstacle for rule in RULES for obstacle in rule(machine, facts)]
+    rules = (
+        _unusable_gpus, _busy_gpus, _scarce_cores, _scarce_resources, _slow_links, _narrow_pcie,
+        _mixed_gpus,
+    )  # fmt: skip
+    return [obstacle for rule in rules for obstacle in rule(machine, facts)]
 
 
-def no_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _unusable_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+    version = machine.versions.get("torch", "")
     if machine.gpus:
+        if version.endswith("+cpu"):
+            yield Obstacle(
+                "The installed PyTorch is built without CUDA and cannot use the GPUs",
+                f"package metadata: torch {version}",
+            )
         return
     everything = "everything runs on CPU devices (shares of the cores)"
     if facts.nvml_error and facts.device_files:
@@ -149,17 +155,10 @@ def no_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
         yield Obstacle(f"No GPU: {everything}", evidence)
 
 
-def torch_without_cuda(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
-    version = machine.versions.get("torch", "")
-    if machine.gpus and version.endswith("+cpu"):
-        yield Obstacle(
-            "The installed PyTorch is built without CUDA and cannot use the GPUs",
-            f"package metadata: torch {version}",
-        )
-
-
-def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _busy_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     for card in facts.gpus:
+        total = machine.gpus[card.index].memory_bytes
+        share = (card.memory_used_bytes or 0) / total if total else 0.0
         if card.pids:
             count = len(card.pids)
             others = "Another process is" if count == 1 else f"{count} other processes are"
@@ -167,7 +166,7 @@ def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
                 f"{others} on GPU {card.index} and will share it",
                 f"nvmlDeviceGetComputeRunningProcesses: {', '.join(map(str, card.pids))}",
             )
-        elif (share := _used_share(machine, card)) > FOREIGN_MEMORY_SHARE:
+        elif share > FOREIGN_MEMORY_SHARE:
             yield Obstacle(
                 f"{100 * share:.0f} % of GPU {card.index}'s memory is in use by processes "
                 "that are not visible from here",
@@ -175,12 +174,7 @@ def busy_gpu(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             )
 
 
-def _used_share(machine: Machine, card: GpuFacts) -> float:
-    total = machine.gpus[card.index].memory_bytes
-    return (card.memory_used_bytes or 0) / total if total else 0.0
-
-
-def few_cores(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _scarce_cores(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     count = len(machine.gpus)
     if count and machine.cores < CORES_PER_GPU * count:
         each = machine.cores / count
@@ -189,9 +183,6 @@ def few_cores(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             "share them, so that the GPUs will wait for input",
             f"{machine.cores} usable cores (affinity mask and CPU quota), {count} GPUs",
         )
-
-
-def low_cpu_quota(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     quota = facts.cpu_quota
     if quota is not None and quota.value < facts.affinity_cores:
         yield Obstacle(
@@ -200,9 +191,6 @@ def low_cpu_quota(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             "--workers to fit, or raise the quota",
             f"{quota.source}; affinity mask of {facts.affinity_cores} cores",
         )
-
-
-def busy_host(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     load = facts.load_average
     if load is not None and load > BUSY_LOAD_SHARE * facts.host_cores:
         yield Obstacle(
@@ -211,7 +199,7 @@ def busy_host(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
         )
 
 
-def small_shm(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _scarce_resources(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     advice = "Next: docker run --shm-size=8g, or --workers 0"
     if machine.shm_bytes is None:
         yield Obstacle(f"There is no /dev/shm, which loader workers need. {advice}", "/dev/shm")  # noqa: S108
@@ -221,18 +209,12 @@ def small_shm(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             f"batches through it and die when it is full. {advice}",
             f"statvfs of /dev/shm: {machine.shm_bytes} bytes",
         )
-
-
-def low_open_files(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     if facts.open_files is not None and facts.open_files < MIN_OPEN_FILES:
         yield Obstacle(
             f"At most {facts.open_files} open files per process: loader workers need several "
             f"per queued batch. Next: ulimit -n {16 * MIN_OPEN_FILES}",
             f"getrlimit(RLIMIT_NOFILE): {facts.open_files}",
         )
-
-
-def bad_omp_threads(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     value = facts.omp_num_threads
     if value is None:
         return
@@ -250,7 +232,7 @@ def bad_omp_threads(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]
         )
 
 
-def slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     refused = [link for link in machine.links if link.kind == "none"]
     if refused:
         yield Obstacle(
@@ -267,14 +249,6 @@ def slow_links(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             f"nvmlDeviceGetNvLinkState of GPUs {pcie[0].first} and {pcie[0].second}: no "
             f"active link; {pcie[0].detail or 'topology unknown'}",
         )
-
-
-def _pairs(count: int, machine: Machine) -> str:
-    every = len(machine.links)
-    return f"The {every} pairs of GPUs" if count == every > 1 else f"{count} of {every} GPU pairs"
-
-
-def iommu_translation(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     over_pcie = any(link.kind != "nvlink" for link in machine.links)
     found = [card for card in facts.gpus if (card.iommu or "").startswith("DMA")]
     if over_pcie and found:
@@ -285,7 +259,12 @@ def iommu_translation(machine: Machine, facts: MachineFacts) -> Iterator[Obstacl
         )
 
 
-def narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _pairs(count: int, machine: Machine) -> str:
+    every = len(machine.links)
+    return f"The {every} pairs of GPUs" if count == every > 1 else f"{count} of {every} GPU pairs"
+
+
+def _narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     for card in facts.gpus:
         link = card.pcie  # its generation now is no evidence: an idle GPU lowers it
         lanes = max(link.max_width or 0, card.card_lanes or 0)
@@ -305,16 +284,13 @@ def narrow_pcie(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             )
 
 
-def mixed_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
+def _mixed_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     names = sorted({gpu.name for gpu in machine.gpus})
     if len(names) > 1:
         yield Obstacle(
             "The GPUs differ: with equal shares of every batch, all wait for the slowest",
             f"nvmlDeviceGetName: {', '.join(names)}",
         )
-
-
-def mig_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
     split = [str(card.index) for card in facts.gpus if card.has_mig_instances]
     if split:
         yield Obstacle(
@@ -322,10 +298,3 @@ def mig_gpus(machine: Machine, facts: MachineFacts) -> Iterator[Obstacle]:
             "instances have no P2P",
             "nvmlDeviceGetMigMode: enabled",
         )
-
-
-RULES: tuple[ObstacleRule, ...] = (
-    no_gpu, torch_without_cuda, busy_gpu, few_cores, low_cpu_quota, busy_host, small_shm,
-    low_open_files, bad_omp_threads, slow_links, iommu_translation, narrow_pcie, mixed_gpus,
-    mig_gpus,
-)  # fmt: skip

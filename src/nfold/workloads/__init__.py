@@ -46,7 +46,6 @@ class Network:
 
 
 def network(name: str, library: str) -> Network:
-    """Return the functions of workload ``name`` for ``library``, ``torch`` or ``keras``."""
     networks = importlib.import_module(f"nfold.workloads.{library}_networks")
     optimizer = partial(networks.create_optimizer, info(name))
     if name in _PACKAGES:

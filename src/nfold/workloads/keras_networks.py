@@ -141,8 +141,6 @@ class SGD(keras.optimizers.Optimizer):
 
 
 class MixedSGD(keras.optimizers.LossScaleOptimizer):
-    """SGD for fp16: scales the loss and skips steps that overflow."""
-
     def __init__(self, inner: SGD) -> None:
         super().__init__(inner, initial_scale=2.0**16, dynamic_growth_steps=2000)
 

@@ -103,7 +103,6 @@ class ConvTask:
 
     @property
     def device_images(self) -> list[range]:
-        """The consecutive images of each of this rank's devices."""
         return self.problem.images_of_rank(self.rank, self.world_size, len(self.devices))
 
     @property
@@ -142,7 +141,6 @@ def convolve_image(image: AnyFloat, filters: AnyFloat) -> AnyFloat:
 
 
 def scipy_reference(images: AnyFloat, filters: AnyFloat) -> npt.NDArray[np.float64]:
-    """Convolve images [n, channels, h, w] by scipy in double precision."""
     filters = filters.astype(np.float64)
     return np.stack([convolve_image(image.astype(np.float64), filters) for image in images])
 

@@ -123,7 +123,6 @@ class CallTimer:
 
 
 def window_sizes(steps: int) -> list[int]:
-    """Return the number of calls of each of at most MAX_WINDOWS windows."""
     count = min(MAX_WINDOWS, steps)
     return [(k + 1) * steps // count - k * steps // count for k in range(count)]
 

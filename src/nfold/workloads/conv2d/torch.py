@@ -120,8 +120,6 @@ SEARCH_REPLAYS = 3
 
 
 class TorchCudaDevice(TorchCpuDevice):
-    """A GPU with its own streams, timed by events."""
-
     chain_length = 50
 
     def __init__(self, task: TorchTask, index: int, host: TorchHostBuffers) -> None:
@@ -183,7 +181,6 @@ class TorchCudaDevice(TorchCpuDevice):
 
     @cached_property
     def chain_graph(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        """The chain as a graph, and the results of a replay."""
         self.launch_chain()
         return capture_graph(self.launch_chain)
 

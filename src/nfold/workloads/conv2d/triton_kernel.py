@@ -38,7 +38,6 @@ class KernelConfig:
 
 
 def kernel_configs(channels: int) -> tuple[KernelConfig, ...]:
-    """Return the configurations to time for a number of output channels."""
     few, many = _divisor(channels, 5), _divisor(channels, 10)
     one = ((10, 1, 4), (10, 1, 8), (5, 1, 8), (20, 1, 4))
     several = ((10, few, 4), (5, few, 4), (5, many, 4), (10, _divisor(channels, 2), 4))
@@ -51,7 +50,6 @@ def _divisor(number: int, limit: int) -> int:
 
 
 def supports(images: Tensor, filters: Tensor) -> bool:
-    """Whether the kernel supports the layout, size and filter."""
     contiguous = images.is_contiguous() and filters.is_contiguous()
     return contiguous and images.numel() < INDEX_LIMIT and filters.shape[-1] <= MAX_FILTER
 

@@ -27,8 +27,6 @@ Outputs = Tensor | tuple[Tensor, Tensor]  # logits [n, classes], and those of th
 
 
 class ConcatenatedBranches(nn.Module):
-    """Branches with the same input, concatenated along the channels."""
-
     def __init__(self, layer: InceptionBranches, inputs: int) -> None:
         super().__init__()
         self.branches = nn.ModuleList(build_layers(branch, inputs) for branch in layer.branches)
