@@ -8,9 +8,6 @@ from typing import Protocol
 
 
 class StepClock(Protocol):
-    ahead_s: float | None
-    """Seconds from the last mark to the end of the window on the devices; None if unknown."""
-
     def start(self) -> float:
         """Synchronize the devices and begin a window; return host monotonic seconds."""
 
@@ -20,11 +17,13 @@ class StepClock(Protocol):
     def stop(self) -> tuple[float, list[float]]:
         """Synchronize the devices; return the window's seconds, and milliseconds of each call."""
 
+    @property
+    def ahead_s(self) -> float | None:
+        """Seconds from the last mark to the end of the window on the devices; None if unknown."""
+
 
 class HostClock:
     """For CPU devices, where an operation is done when its call returns."""
-
-    ahead_s: float | None = None
 
     def __init__(self) -> None:
         self._marks: list[float] = []
@@ -40,3 +39,7 @@ class HostClock:
         seconds = time.monotonic() - self._marks[0]
         pairs = itertools.pairwise(self._marks)
         return seconds, [1e3 * (after - before) for before, after in pairs]
+
+    @property
+    def ahead_s(self) -> float | None:
+        return None

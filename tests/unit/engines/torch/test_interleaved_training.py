@@ -229,7 +229,10 @@ def test_a_captured_step_has_graphs_of_its_own_for_what_is_exchanged() -> None:
 
     graphs = Graphs()
     unused = cast(Any, None)
-    step = TrainingStep(*[unused] * 6, ConstantLearningRate(), cast(CudaGraphRecorder, graphs))
+    recorder = cast(CudaGraphRecorder, graphs)
+    step = TrainingStep(
+        unused, unused, (), unused, unused, unused, ConstantLearningRate(), recorder
+    )
     vars(step)["update"] = update
 
     def steps(variant: Variant, times: int) -> list[str]:
