@@ -138,9 +138,10 @@ def cached_trial(factory: TrialFactory) -> TrialFactory:
     @functools.wraps(factory)
     def cached(design: ExperimentDesign, *args: Any, **kwargs: Any) -> Trial:
         key = (factory.__name__, args, tuple(kwargs.items()))
-        if key not in design.trial_cache:
-            design.trial_cache[key] = factory(design, *args, **kwargs)
-        return design.trial_cache[key]
+        if key not in design.cache:
+            design.cache[key] = factory(design, *args, **kwargs)
+        found: Trial = design.cache[key]
+        return found
 
     return cast(TrialFactory, cached)
 
@@ -174,7 +175,7 @@ class ExperimentDesign:
     is_operation: bool = field(default=False, compare=False)
     multi_process_failure: str = field(default="", compare=False)
     scaling_requested: bool = field(default=False, compare=False)
-    trial_cache: dict[tuple[object, ...], Trial] = field(
+    cache: dict[tuple[object, ...], Any] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 

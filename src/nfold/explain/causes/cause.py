@@ -93,6 +93,19 @@ def cached_per_view(method: CauseMethod) -> CauseMethod:
     return cast(CauseMethod, cached)
 
 
+def cached_per_design(method: CauseMethod) -> CauseMethod:
+    """Cache a method of a cause per design: a bootstrap calls it thousands of times."""
+
+    @functools.wraps(method)
+    def cached(cause: Cause, design: ExperimentDesign) -> Any:
+        key = (method, cause)
+        if key not in design.cache:
+            design.cache[key] = method(cause, design)
+        return design.cache[key]
+
+    return cast(CauseMethod, cached)
+
+
 class Cause:
     """What N devices or one may lose time to. The base class costs nothing.
 
@@ -144,6 +157,12 @@ class Cause:
         """Return further trials, which show what a fix would gain."""
         return ()
 
+    @cached_per_design
+    def known_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        """Return ``contrasts``, built once."""
+        return self.contrasts(design)
+
+    @cached_per_design
     def multi_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Return ``trials`` if there are several devices."""
         return self.trials(design) if design.devices > 1 else ()
@@ -155,7 +174,7 @@ class Cause:
 
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """Return the measured trials that determine ``lost_ms``; none if they are too few."""
-        trials, contrasts = self.multi_device_trials(design), self.contrasts(design)
+        trials, contrasts = self.multi_device_trials(design), self.known_contrasts(design)
         if not contrasts:
             return trials if view.has(*trials) else ()
         return _trials_of(c for c in contrasts if trials and view.has(*c.trials))
@@ -179,7 +198,7 @@ class Cause:
     @cached_per_view
     def contrast_costs(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
         """Return the costs of the measured ``contrasts`` by their names."""
-        known = (one for one in self.contrasts(design) if view.has(*one.trials))
+        known = (one for one in self.known_contrasts(design) if view.has(*one.trials))
         return {one.name: one.exposed_ms(design, view) for one in known}
 
     def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
@@ -198,6 +217,7 @@ class Cause:
         """Return ``lost_ms`` if it is known, else 0."""
         return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
 
+    @cached_per_view
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return what a step on N devices loses to it, with what one device loses too."""
         single = self.one_device_trials(design)
@@ -205,6 +225,7 @@ class Cause:
         both = self.known_ms(design, view), one
         return max(0.0, *both) if self.same_loss else max(0.0, sum(both))
 
+    @cached_per_view
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
         """Return what a step of one device alone loses to it."""
         return sum(one.cost_ms(view) for one in self.one_device_contrasts(design))
