@@ -223,8 +223,10 @@ def wall_clock_violations(package: Package) -> Iterator[str]:
             owner, name = ast.unparse(node.func.value), node.func.attr
             wall = owner == "time" and name in WALL_CLOCKS
             date = owner.startswith("datetime") and name in ("now", "utcnow", "today")
-            if wall or (date and id(node) not in formatted):
-                yield module.at(node.lineno, f"{owner}.{name}() may jump; use time.monotonic()")
+            where = module.at(node.lineno, f"{owner}.{name}() may jump; use time.monotonic()")
+            # The sandbox compares with the times of files, which the wall clock gives.
+            if (wall and "/sandbox/" not in where) or (date and id(node) not in formatted):
+                yield where
 
 
 def show(violations: Iterator[str]) -> str:

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nfold.core.parent_death import child_environment
-
 HERE = Path(__file__).resolve().parent
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Missing|OutOfMemory)\b")
 GRACE_S = 10.0
@@ -257,7 +255,8 @@ def free_port() -> int:
 
 def _environment(rank: int, world: int, port: int) -> dict[str, str]:
     """As torchrun sets it; one thread a rank where there are several, as torchrun has it too."""
-    found = child_environment(
+    found = dict(
+        os.environ,
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         GROUP_RANK="0",

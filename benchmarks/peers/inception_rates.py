@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from nfold import workloads
 from nfold.core.input_rates import ImageRate
-from nfold.core.parent_death import child_environment, die_with_parent
+from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.workload import Workload
@@ -36,9 +36,7 @@ def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
     """Measured in another process; None, with the reason printed, where it fails."""
     command = (sys.executable, __file__, workload, str(devices), device)
     try:
-        done = subprocess.run(
-            command, env=child_environment(), capture_output=True, text=True, check=True, timeout=90
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
     except subprocess.SubprocessError as error:
         print(f"nothing measured alone: {error}", getattr(error, "stderr", ""), file=sys.stderr)
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nfold.cli.signals import STOP_SIGNALS, stop_on_signals
+from nfold.sandbox.file_claims import journal_folder
 
 TWICE = """
 import os, signal
@@ -59,14 +60,17 @@ def test_a_further_interrupt_ends_the_process_at_once(first: str) -> None:
 
 
 def test_an_interrupt_at_once_names_the_command_that_restores_files(tmp_path: Path) -> None:
-    journal = tmp_path / "results" / "measurements" / "m" / "scratch" / "journal"
+    sandbox = tmp_path / "results" / "measurements" / "m" / "scratch"
+    sandbox.mkdir(parents=True)
+    journal = journal_folder(str(sandbox))
     journal.mkdir(parents=True)
     (journal / "entries").touch()
-    done = _interrupted_twice(journal.parents[1])
+    done = _interrupted_twice(sandbox.parent)
     assert done.returncode == 130
     assert f"nfold explain SCRIPT --results {tmp_path / 'results'}" in done.stderr
     (journal / "entries").unlink()
-    assert _interrupted_twice(journal.parents[1]).stderr == ""
+    journal.rmdir()
+    assert _interrupted_twice(sandbox.parent).stderr == ""
 
 
 def _interrupted_twice(measurement: Path) -> subprocess.CompletedProcess[str]:

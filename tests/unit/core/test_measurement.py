@@ -59,6 +59,7 @@ RANK = RankSamples(
             fetches=FETCHES,
             epoch_gap=EpochGap(seconds=0.5, steps=9, waited_s=0.25),
             queue_drain_s=0.125,
+            exchange_wait_s=0.375,
             clock_mhz=1755.0,
             throttle_reason="at its power limit",
         ),

@@ -47,7 +47,7 @@ class Script:
     def __init__(self, far: Path, code: str, run: str = "run") -> None:
         self.measurements = far.parent / f"results-{run}" / "measurements"
         self.folder = self.measurements / "m" / "scratch"
-        command = [sys.executable, "-c", PRELUDE + code + EPILOGUE, self.folder, far]
+        command = [sys.executable, "-c", PRELUDE + code + EPILOGUE, str(self.folder), str(far)]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -58,7 +58,8 @@ class FakeDevice(ConvDevice[FakeHost]):
         return images
 
     def copy_input(self) -> Array:
-        return self.input
+        copied: Array = self.input
+        return copied
 
     def create_filters(self, filters: Array) -> Array:
         return filters[..., ::-1, ::-1]

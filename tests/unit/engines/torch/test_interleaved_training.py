@@ -231,7 +231,7 @@ def test_a_captured_step_has_graphs_of_its_own_for_what_is_exchanged() -> None:
     unused = cast(Any, None)
     recorder = cast(CudaGraphRecorder, graphs)
     step = TrainingStep(
-        unused, unused, (), unused, unused, unused, ConstantLearningRate(), recorder
+        unused, unused, (), unused, unused, unused, ConstantLearningRate(), unused, recorder
     )
     vars(step)["update"] = update
 
