@@ -137,7 +137,7 @@ def _slow_exchange(clock: Clock) -> None:
         send = usual(active_variant)
 
         def slow(tensor: Tensor, **how: Any) -> Any:
-            dose_ms = sum(map(clock.dose_ms, costs.get(active_variant.now.exchange, ())))
+            dose_ms = sum(map(clock.dose_ms, costs.get(active_variant.current.exchange, ())))
             if not dose_ms:
                 return send(tensor, **how)
             if tensor.is_cuda:

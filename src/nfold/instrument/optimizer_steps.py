@@ -142,7 +142,7 @@ class OptimizerStepHooks:
         if is_outermost:
             self._stepped_in_backward.clear()
         self._depth += 1
-        loss = tensors if isinstance(tensors, Tensor) else tensors[0]
+        loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         try:
             with self._exchange_wait.measure(loss) if is_outermost else nullcontext():
                 original(tensors, *args, **kwargs)

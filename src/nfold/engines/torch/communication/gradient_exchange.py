@@ -390,9 +390,9 @@ class ExchangeWait:
         self._computed_at: float | None = None
 
     @contextmanager
-    def measure(self, loss: Tensor) -> Iterator[None]:
-        """Measure the backward of ``loss`` in this context."""
-        if not (self.enabled and loss.requires_grad):
+    def measure(self, loss: object) -> Iterator[None]:
+        """Measure the backward of a tensor in this context; not that of a GradientEdge."""
+        if not (self.enabled and isinstance(loss, Tensor) and loss.requires_grad):
             yield
             return
         handle = loss.register_hook(self._on_begin)  # type: ignore[no-untyped-call]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from nfold.core.errors import UsageError
 from nfold.engines.torch.batch import BatchShare, CurrentShare
 from nfold.engines.torch.communication.gradient_exchange import (
     FIRST_BUCKET_BYTES,
+    ExchangeWait,
     GradientExchange,
     split_into_buckets,
 )
@@ -187,3 +189,15 @@ def test_a_late_bucket_wants_its_step() -> None:
     torch.autograd.backward((weights[0] * weights[1]).sum())
     with pytest.raises(UsageError, match="second backward"):
         torch.autograd.backward((weights[0] * weights[1]).sum())
+
+
+def test_only_the_backward_of_a_tensor_is_measured() -> None:
+    """``autograd.backward`` also takes an edge of the graph, which has no hooks."""
+    weight = torch.ones(3, requires_grad=True)
+    wait = ExchangeWait(enabled=True)
+    with wait.measure(get_gradient_edge(weight)):
+        torch.autograd.backward(get_gradient_edge(weight), torch.ones(3))
+    assert wait.take_seconds() == 0
+    with wait.measure(loss := weight.sum()):
+        torch.autograd.backward(loss)
+    assert (wait.take_seconds() or 0) > 0
