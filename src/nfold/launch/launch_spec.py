@@ -15,7 +15,7 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
 from nfold.launch.handoff import HandoffFolder
-from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, PER_RANK, SHARED, STATE_VARIABLE
+from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, views_are_allowed
 
 CPU_MALLOC_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
@@ -116,11 +116,6 @@ def spec_for_plan(
         # On CPU devices its start would take cores from ranks.
         may_use_warm_agent=processes > 1 and plan.device == "cuda",
     )
-
-
-def views_are_allowed() -> bool:
-    """Return whether scripts run in a view of the file system; see ``unprotected_reason``."""
-    return os.environ.get(MODE_VARIABLE) != JOURNAL_ONLY
 
 
 def agent_command(folder: HandoffFolder, group: RankGroup) -> tuple[str, ...]:

@@ -1,10 +1,10 @@
 """Copy-on-write working directory for a user's script.
 
 Where the machine allows it, the script runs in a view of the file system whose writes go to
-``folder/upper*`` (``overlay``). Otherwise it runs in a mirror, with a journal:
+``folder/upper*`` (``overlay``). Otherwise it runs in a mirror; backups of files that it changes under
+absolute paths are in a journal in the user's cache folder, and are undone later:
 
     folder/root*       the file system as links; a file becomes a copy when the script writes to it
-    folder/journal     backups of files that the script changed under absolute paths; undone later
     folder/touched*    every path that the script wrote to
     folder/lock        in both cases: held while a process of the run is alive
     folder/refused     why the script was not allowed to change a file

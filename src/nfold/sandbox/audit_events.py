@@ -247,7 +247,7 @@ def wrap_unaudited_writers() -> None:
     And ``os.open``, whose audit event does not name the folder of a relative path.
     """
     call_after_import(dict.fromkeys(UNAUDITED_WRITERS, wrap_module))
-    if not hasattr(os.open, "writes_in_c"):
+    if not hasattr(os.open, "is_announced"):
         _wrap_os_open()
 
 
@@ -262,7 +262,7 @@ def _wrap_os_open() -> None:
         with AUDIT_HOOK.mute():
             return original(path, flags, mode, dir_fd=dir_fd)
 
-    wrapper.writes_in_c = True  # type: ignore[attr-defined]
+    wrapper.is_announced = True  # type: ignore[attr-defined]
     os.supports_dir_fd.add(wrapper)
     os.open = wrapper
 
@@ -282,7 +282,7 @@ def wrap_module(module: types.ModuleType) -> None:
 
 def _wrap_writer(owner: Any, name: str, argument: PathArgument) -> None:
     original = getattr(owner, name)
-    if hasattr(original, "writes_in_c"):
+    if hasattr(original, "is_announced"):
         return
 
     @functools.wraps(original)
@@ -299,7 +299,7 @@ def _wrap_writer(owner: Any, name: str, argument: PathArgument) -> None:
             )
         return original(*args, **kwargs)
 
-    wrapper.writes_in_c = True  # type: ignore[attr-defined]
+    wrapper.is_announced = True  # type: ignore[attr-defined]
     setattr(owner, name, wrapper)
 
 

@@ -6,6 +6,7 @@ files were closed after writing more often than the processes of the run opened 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -134,21 +135,20 @@ class ChangeWatcher:
         return changed
 
     def _look_for_others(self, path: str) -> None:
-        opened = _read_log(Path(self._folder, OPENED)).count(path)
+        opened = read_lines(Path(self._folder, OPENED)).count(path)
         if self._closed[path] + _count_open(path) > opened:
             self.foreign_paths.add(path)
             self._append(f"{STATES}{os.getpid()}", [path, None])
 
     def _append(self, name: str, value: object) -> None:
-        with open(os.path.join(self._folder, name), "a", encoding="ascii") as file:
-            file.write(json.dumps(value) + "\n")
+        append_line(Path(self._folder, name), value)
 
 
 def read_states(folder: str) -> tuple[set[FileState], set[str]]:
     """Return all states in which a run left files, and the paths that others changed."""
     states, foreign = set(), set()
     for log in Path(folder).glob(f"{STATES}*"):
-        for path, state in _read_log(log):
+        for path, state in read_lines(log):
             if state is None:
                 foreign.add(path)
             else:
@@ -192,12 +192,17 @@ def _count_open(path: str) -> int:
     return count
 
 
-def _read_log(file: Path) -> list[Any]:
+def append_line(file: Path, value: object) -> None:
+    """Append a JSON value to a log that several processes write."""
+    with file.open("a", encoding="ascii") as log:
+        log.write(json.dumps(value) + "\n")
+
+
+def read_lines(file: Path) -> list[Any]:
+    """Return the values of a log, without lines that a kill has torn; none without the file."""
     found: list[Any] = []
     lines = file.read_text(encoding="ascii", errors="replace").split("\n") if file.exists() else []
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-        except ValueError:  # torn by a kill
-            continue
     return found

@@ -2,8 +2,8 @@
 
 A claim is a small file in the user's cache folder, named by a hash of the path. It needs no release:
 it holds while the run has something to restore, its sandbox folder exists or the session, the nfold
-process that started the run, is alive. A session keeps its claims between its
-runs, so that another session cannot take a file from it in the middle of an experiment.
+process that started the run, is alive. A session keeps its claims between its runs, so that another
+session cannot take a file from it in the middle of an experiment.
 
 Runs of other hosts are seen only if their results folder is visible here.
 """

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import getpass
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -31,6 +32,7 @@ CAP_SYS_ADMIN = 21
 PIVOT_ROOT_CALL = {"x86_64": 155, "aarch64": 41}
 VIRTUAL_FOLDERS = ("/dev", "/proc", "/sys", "/run")
 VIRTUAL_TYPES = ("autofs", "devtmpfs", "proc", "sysfs")
+OCTAL = re.compile(rb"\\([0-7]{3})")
 UPPER, VIEW = "upper", "view"
 MODE_VARIABLE, JOURNAL_ONLY = "NFOLD_SANDBOX", "journal"
 STATE_VARIABLE, SHARED, PER_RANK, ENTERED = "NFOLD_OVERLAY", "shared", "per-rank", "entered"
@@ -75,12 +77,17 @@ def mount_view(folder: Path, name: str, kept: Sequence[str], overlaid: Sequence[
     os.environ[STATE_VARIABLE] = ENTERED
 
 
+def views_are_allowed() -> bool:
+    """Return whether scripts of this process may run in a view; see ``unprotected_reason``."""
+    return os.environ.get(MODE_VARIABLE) != JOURNAL_ONLY
+
+
 def unavailable_reason(folder: Path) -> str | None:
     """Return why processes cannot have a view with ``folder``, or None if they can.
 
     Tried in a process of its own.
     """
-    if os.environ.get(MODE_VARIABLE) == JOURNAL_ONLY:
+    if not views_are_allowed():
         return f"{MODE_VARIABLE}={JOURNAL_ONLY} is set"
     if not sys.platform.startswith("linux"):
         return "it needs Linux"
@@ -95,7 +102,7 @@ def written_files(folder: Path) -> list[tuple[str, int]]:
     """Return real path and size of each file written below ``folder``, the first written first."""
     found = []
     for note in folder.glob(f"{UPPER}*/*/path"):
-        upper, target = note.parent, note.read_text()
+        upper, target = note.parent, os.fsdecode(note.read_bytes())
         for place, _, names in os.walk(upper / "files"):
             for file in (os.path.join(place, name) for name in names):
                 status = os.lstat(file)
@@ -111,8 +118,6 @@ def remove_uppers(folder: Path) -> None:
         for work in upper.glob("*/work/work"):
             work.chmod(stat.S_IRWXU)  # the kernel leaves it without any permission
         shutil.rmtree(upper, ignore_errors=True)
-    for view in folder.glob(f"{VIEW}*"):
-        view.rmdir()
 
 
 def temporary_caches() -> list[str]:
@@ -170,7 +175,7 @@ class _View:
         self._count += 1
         layer, place, status = self._uppers / str(self._count), self._place(path), os.stat(path)
         layer.mkdir(parents=True)
-        (layer / "path").write_text(path)
+        (layer / "path").write_bytes(os.fsencode(path))
         for name in ("files", "work"):
             (layer / name).mkdir()
         os.makedirs(place, exist_ok=True)
@@ -188,10 +193,11 @@ class _View:
 
 def _mount_points() -> dict[str, str]:
     found = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        before, _, behind = line.partition(" - ")
-        path = before.split()[4].encode().decode("unicode_escape")
-        found[path] = behind.split()[0]
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, behind = line.partition(b" - ")
+        # proc(5): a blank in a name is written as \040
+        path = OCTAL.sub(lambda code: bytes([int(code[1], 8)]), before.split()[4])
+        found[os.fsdecode(path)] = os.fsdecode(behind.split()[0])
     return found
 
 

@@ -21,6 +21,7 @@ from nfold.core.errors import MachineUnfit
 from nfold.core.process_identity import SESSION_VARIABLE
 from nfold.core.source_location import SANDBOX_ROOTS, display_path
 from nfold.sandbox.audit_events import AUDIT_HOOK, WriteListener, wrap_unaudited_writers
+from nfold.sandbox.change_watcher import append_line, read_lines
 from nfold.sandbox.file_claims import (
     ENTRIES,
     PRIVATE_VARIABLE,
@@ -45,6 +46,7 @@ from nfold.sandbox.overlay import (
 from nfold.sandbox.undo_journal import UndoJournal, journaled_runs
 
 ROOT, WRITE_LOG, LOCK, REFUSAL = "root", "touched", "lock", "refused"
+CLEANUP_LOCK = "cleanup"
 OLD_JOURNAL = "journal"  # of earlier versions, in the results folder
 SANDBOX_VARIABLE = "NFOLD_SANDBOX_FOLDER"
 STARTUP_FOLDER = os.path.join(os.path.dirname(__file__), "startup")
@@ -67,6 +69,7 @@ CACHE_VARIABLES = (  # folders that outlive every run
 )
 HOME_CACHES = (".cache", ".triton", ".nv", ".torch", ".keras", ".config/matplotlib")
 SYSTEM_ROOTS = ("/dev", "/proc", "/sys", "/run")
+VIEW_LOCKS: list[IO[bytes]] = []  # held until this process ends
 
 
 class Sandbox(WriteListener):
@@ -224,8 +227,7 @@ class Sandbox(WriteListener):
         if path in self._logged_paths:
             return
         self._logged_paths.add(path)
-        with open(self._write_log, "a", encoding="ascii") as file:
-            file.write(json.dumps([path, in_mirror]) + "\n")
+        append_line(self._write_log, [path, in_mirror])
 
 
 def enter_sandbox(folder: Path, name: str = "") -> Sandbox:
@@ -262,7 +264,7 @@ def enter_view(folder: Path, name: str = "", *, unshared: bool = False) -> None:
     """
     folder = Path(os.path.realpath(folder))
     folder.mkdir(parents=True, exist_ok=True)
-    _VIEW_LOCKS.append(lock_file(folder / LOCK, fcntl.LOCK_SH))
+    VIEW_LOCKS.append(lock_file(folder / LOCK, fcntl.LOCK_SH))
     kept = [*_cache_paths(), *temporary_caches(), str(folder.parent)]
     enter = mount_view if unshared else enter_overlay
     try:
@@ -287,7 +289,7 @@ def _noting_refusal(folder: Path) -> Iterator[None]:
 def _refuse_execution(folder: Path, program: str) -> None:
     with _noting_refusal(folder):
         raise MachineUnfit(
-            f"the script replaces its process by {program} (os.exec), where nfold can not measure "
+            f"the script replaces its process by {program} (os.exec), where nfold cannot measure "
             "it; next: do before nfold explain what the script restarts itself for, such as setting "
             "environment variables"
         )
@@ -331,9 +333,6 @@ def unprotected_reason(results: Path) -> str | None:
     if reason is not None:
         os.environ[MODE_VARIABLE] = JOURNAL_ONLY
     return reason
-
-
-_VIEW_LOCKS: list[IO[bytes]] = []  # held until this process ends
 
 
 def _stop_byte_code() -> None:
@@ -389,6 +388,8 @@ class WriteReport:
         more = ", ..." if count > MAX_LISTED_FILES else ""
         restored = f"; {self.restored_count} elsewhere, undone" if self.restored_count else ""
         kept = "none was kept" if self.is_protected else "what its Python code wrote was undone"
+        if self.restore_errors:
+            kept = "not all was undone"
         return (
             f"would have written {count} file{'s' * (count != 1)} ({_format_size(size)}): "
             f"{', '.join(names)}{more}{restored}; {kept}"
@@ -432,6 +433,8 @@ def _clean_up(folder: Path, *, witnessed: bool) -> WriteReport:
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(FileNotFoundError):  # no run of this user was in this sandbox
             stack.enter_context(journal.lock_cleanup())
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
+            stack.enter_context(lock_file(folder / CLEANUP_LOCK))
         return _undo_and_remove(folder, journal, witnessed)
 
 
@@ -439,8 +442,8 @@ def _undo_and_remove(folder: Path, journal: UndoJournal, witnessed: bool) -> Wri
     roots = [root for root in sorted(folder.glob(f"{ROOT}*")) if root.is_dir()]
     logged: dict[tuple[str, bool], Path] = {}
     for root in roots:
-        for write in _logged_writes(folder / root.name.replace(ROOT, WRITE_LOG, 1)):
-            logged.setdefault(write, root)
+        for path, in_mirror in read_lines(folder / root.name.replace(ROOT, WRITE_LOG, 1)):
+            logged.setdefault((path, in_mirror), root)
     files = (*written_files(folder), *_written_sizes(logged))
     is_protected = any(folder.glob(f"{UPPER}*"))
     remove_uppers(folder)
@@ -472,16 +475,6 @@ def _written_sizes(logged: Mapping[tuple[str, bool], Path]) -> Iterator[tuple[st
         place = CopyOnWriteMirror(str(root)).to_mirror(path) if in_mirror else path
         if os.path.isfile(place) and not (in_mirror and os.path.islink(place)):
             yield path, os.path.getsize(place)
-
-
-def _logged_writes(file: Path) -> list[tuple[str, bool]]:
-    lines = file.read_text(encoding="ascii", errors="replace").split("\n") if file.exists() else []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):  # torn: the report names one file less
-            path, in_mirror = json.loads(line)
-            found.append((path, in_mirror))
-    return found
 
 
 def _is_locked(folder: Path) -> bool:

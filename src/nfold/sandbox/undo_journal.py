@@ -29,7 +29,9 @@ from nfold.core.serialization import deserialize, serialize
 from nfold.sandbox.change_watcher import (
     ChangeWatcher,
     FileState,
+    append_line,
     is_open_for_writing,
+    read_lines,
     read_states,
 )
 from nfold.sandbox.file_claims import ENTRIES, FileClaims, journal_folder, private_folder
@@ -194,8 +196,7 @@ class UndoJournal:
                     self._watcher.note_state(entry.path)
                 # Paths below a renamed folder lead nowhere once the rename is undone: what is
                 # restored must not be tried again when undo is started again.
-                with open(os.path.join(self.folder, RESTORED), "a", encoding="ascii") as file:
-                    file.write(json.dumps([number, conflict]) + "\n")
+                append_line(Path(self.folder, RESTORED), [number, conflict])
             except OSError as error:
                 reason = error.strerror or str(error)
         return reason
@@ -247,9 +248,7 @@ class UndoJournal:
         return f"{entry.path} is not restored: {reason}{backup * (entry.kind == 'file')}"
 
     def _restored_notes(self) -> dict[int, str]:
-        file = Path(self.folder, RESTORED)
-        lines = file.read_text(encoding="ascii").split("\n")[:-1] if file.exists() else []
-        return dict(map(json.loads, lines))
+        return dict(read_lines(Path(self.folder, RESTORED)))
 
     def _read(self) -> tuple[list[JournalEntry], list[str]]:
         """Return the complete entries, the oldest first, and the lines that are not complete."""
@@ -264,10 +263,6 @@ class UndoJournal:
                     torn.append(line)
         return entries, torn
 
-    def _unknown_backups(self) -> set[str]:
-        known = {entry.backup for entry in self._read()[0]}
-        return self._backups() - known
-
     def _backups(self) -> set[str]:
         return {name for name in os.listdir(self.folder) if name.startswith(BACKUP)}
 
@@ -277,7 +272,8 @@ class UndoJournal:
             return {}
         known = {entry.path for entry in entries}
         unknown = sorted(set(self._claims.own_paths()) - known)
-        lie = ", ".join(os.path.join(self.folder, name) for name in sorted(self._unknown_backups()))
+        backups = sorted(self._backups() - {entry.backup for entry in entries})
+        lie = ", ".join(os.path.join(self.folder, name) for name in backups)
         where = f"its old content is in {lie}" if lie else "nothing was backed up for it"
         for line in torn:
             named = re.search(r'"path": ("(?:[^"\\]|\\.)*")', line)

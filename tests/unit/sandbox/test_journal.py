@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from nfold.sandbox import WriteReport, clean_up, clean_up_stale
+from nfold.sandbox.change_watcher import FileState, read_states
+from nfold.sandbox.file_claims import journal_folder
 
 PRELUDE = """
 import os, sys, time
@@ -45,6 +47,7 @@ class Script:
     """A process in a sandbox that runs ``code`` and waits."""
 
     def __init__(self, far: Path, code: str, run: str = "run") -> None:
+        self.far = far
         self.measurements = far.parent / f"results-{run}" / "measurements"
         self.folder = self.measurements / "m" / "scratch"
         command = [sys.executable, "-c", PRELUDE + code + EPILOGUE, str(self.folder), str(far)]
@@ -60,6 +63,11 @@ class Script:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line == "done\n", self.process.communicate()[1]
+
+    def has_noted(self, name: str) -> bool:
+        """Whether the run has noted the present state of a file."""
+        states, _ = read_states(str(journal_folder(str(self.folder))))
+        return FileState.of(str(self.far / name)) in states
 
     def finish(self) -> WriteReport:
         """Let it end, then clean up."""
@@ -118,13 +126,7 @@ def test_what_a_killed_run_left_is_undone(far: Path) -> None:
     """It is known to be the script's as soon as the run has noted the state of the file."""
     script = Script(far, "FILE.write_text('new'); (FAR / 'more').write_text('new')")
     script.wait()
-    cache = far.parent / "cache"
-    wait_until(
-        lambda: all(
-            any(f'{name}", {{' in log.read_text() for log in cache.rglob("states-*"))
-            for name in ("log.txt", "more")
-        )
-    )
+    wait_until(lambda: script.has_noted("log.txt") and script.has_noted("more"))
     script.kill()
     assert script.clean_up_later().restore_errors == ()
     assert [(f.name, f.read_text()) for f in far.iterdir()] == [("log.txt", OLD)]
@@ -424,8 +426,7 @@ def test_the_folder_of_journals_is_private(far: Path) -> None:
 def test_a_run_is_undone_although_its_results_folder_was_deleted(far: Path) -> None:
     script = Script(far, "FILE.write_text('new')")
     script.wait()
-    cache = far.parent / "cache"
-    wait_until(lambda: any("mtime" in f.read_text() for f in cache.rglob("states-*")))
+    wait_until(lambda: script.has_noted("log.txt"))
     script.kill()
     (far.parent / "results-run").rename(far.parent / "gone")
     refused = Script(far, "FILE.write_text('of another')", "other")

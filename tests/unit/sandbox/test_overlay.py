@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,17 @@ from pathlib import Path
 import pytest
 
 from nfold.core.errors import MachineUnfit
-from nfold.sandbox import clean_up, clean_up_stale, enter_view, guard_view, unprotected_reason
-from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, UPPER
+from nfold.sandbox import (
+    WriteReport,
+    clean_up,
+    clean_up_stale,
+    enter_view,
+    guard_view,
+    unprotected_reason,
+)
+from nfold.sandbox.file_lock import lock_file
+from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, UPPER, unshare_mounts
+from nfold.sandbox.sandbox import CLEANUP_LOCK
 
 KILLS = 100
 ROWS = "select count(*) from rows"
@@ -230,6 +240,46 @@ def test_a_view_in_use_is_not_cleaned_up(project: Path, tmp_path: Path) -> None:
     os.waitpid(child, 0)
     assert len(clean_up_stale(measurements)) == 1
     assert not folder.exists()
+
+
+def test_a_folder_with_an_unusual_name_that_contains_a_mount_is_shown(
+    project: Path, tmp_path: Path
+) -> None:
+    """In /proc/self/mountinfo a blank is written in octal, and other letters as they are."""
+    mounted = tmp_path / "m\u00e4rz 1" / "data"
+    mounted.mkdir(parents=True)
+
+    def script() -> None:
+        assert (mounted / "a.txt").read_text() == "mounted"
+        (mounted / "a.txt").write_text("new")
+
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            unshare_mounts()
+            subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mounted], check=True)
+            (mounted / "a.txt").write_text("mounted")
+            code, _ = run_in_view(tmp_path / "results" / "m" / "scratch", script)
+            assert (mounted / "a.txt").read_text() == "mounted"
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_two_processes_clean_up_one_after_the_other(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "m" / "scratch"
+    run_in_view(folder, lambda: Path("log.txt").write_text("new"))
+    other = lock_file(folder / CLEANUP_LOCK)
+    reports: list[WriteReport] = []
+    second = threading.Thread(target=lambda: reports.append(clean_up(folder)))
+    second.start()
+    second.join(0.2)
+    assert (second.is_alive(), reports) == (True, [])
+    other.close()
+    second.join()
+    assert [len(report.files) for report in reports] == [1]
+    assert clean_up(folder).files == ()
 
 
 def test_a_change_of_a_large_file_is_refused(

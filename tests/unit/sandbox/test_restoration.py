@@ -20,6 +20,7 @@ from nfold.core.process_identity import SESSION_VARIABLE, ProcessIdentity
 from nfold.core.source_location import SANDBOX_ROOTS
 from nfold.sandbox import clean_up, clean_up_stale, enter_sandbox, needs_restore, restore_command
 from nfold.sandbox.audit_events import AUDIT_HOOK
+from nfold.sandbox.change_watcher import FileState, read_states
 from nfold.sandbox.file_claims import FileClaims, journal_folder
 from nfold.sandbox.undo_journal import UndoJournal
 
@@ -71,6 +72,7 @@ class Rank:
 
     def __init__(self, tmp_path: Path, run: str, file: Path, **environment: str) -> None:
         self.folder = sandbox_folder(tmp_path, run)
+        self._file = str(file)
         self.process = subprocess.Popen(
             [sys.executable, "-c", RANK, str(self.folder), str(file), run],
             stdin=subprocess.PIPE,
@@ -83,8 +85,8 @@ class Rank:
 
     def wait_until_noted(self) -> None:
         """Until the run has noted the state in which it left the file."""
-        journal, end = journal_folder(str(self.folder)), time.monotonic() + LIMIT_S
-        while not any("mtime_ns" in log.read_text() for log in journal.glob("states-*")):
+        journal, end = str(journal_folder(str(self.folder))), time.monotonic() + LIMIT_S
+        while FileState.of(self._file) not in read_states(journal)[0]:
             assert time.monotonic() < end
             time.sleep(0.01)
 
@@ -303,6 +305,15 @@ def test_a_torn_entry_and_what_another_process_appended(project: Path, tmp_path:
     )
     assert later.answer == "written"
     later.end()
+
+
+def test_a_torn_note_of_what_was_restored_is_no_error(project: Path, tmp_path: Path) -> None:
+    sandbox = enter_sandbox(sandbox_folder(tmp_path, "notes"))
+    (project / "log-0.txt").write_text("new")
+    sandbox.close()
+    (journal_folder(str(sandbox.folder)) / "restored").write_text("[0, [7")
+    assert clean_up(sandbox.folder).restore_errors == ()
+    assert (project / "log-0.txt").read_text() == "old 0\n"
 
 
 def test_a_torn_list_of_writes_is_no_error(project: Path, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from nfold.core.source_location import error_location
 from nfold.sandbox import Sandbox, WriteReport, clean_up, clean_up_stale, enter_sandbox
+from nfold.sandbox.change_watcher import FileState, read_states
+from nfold.sandbox.file_claims import journal_folder
 
 State = dict[str, object]
 HERE = Path("here")
@@ -287,7 +289,8 @@ def test_a_killed_run_is_undone_at_the_next_start(project: Path, tmp_path: Path)
         rank.stdout.readline()
         assert clean_up_stale(measurements) == []
         assert (project / "log.txt").read_text() == "new"
-        while not any("mtime" in log.read_text() for log in tmp_path.glob("cache/**/states-*")):
+        journal = str(journal_folder(str(folder)))
+        while FileState.of(str(project / "log.txt")) not in read_states(journal)[0]:
             time.sleep(0.01)  # until the run has noted the state of the file
         rank.kill()
     (touched,) = clean_up_stale(measurements)
