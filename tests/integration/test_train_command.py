@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(one_device: Train) -> No
     weights[-1] ^= 1
     (newest / "model.safetensors").write_bytes(weights)
     again = one_device.run("results", *shorter)
-    assert f"step-{2 * STEPS} damaged; resuming from step-{STEPS}" in again.stderr
+    assert f"step-{2 * STEPS} cannot be read; resuming from step-{STEPS}" in again.stderr
     assert "resuming after epoch 1" in again.stderr
     assert _results(one_device.stored("results")) == _results(whole)
 

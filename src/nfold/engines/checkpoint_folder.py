@@ -68,7 +68,7 @@ def skipped_checkpoints_warning(folder: Path) -> str | None:
     if not skipped:
         return None
     names = ", ".join(path.name for path in skipped)
-    return f"{folder}: {names} damaged; resuming from {newest.name if newest else None}"
+    return f"{folder}: {names} cannot be read; resuming from {newest.name if newest else None}"
 
 
 def is_readable(checkpoint: Path) -> bool:

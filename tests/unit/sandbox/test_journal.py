@@ -7,8 +7,10 @@ import random
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,16 +33,20 @@ OLD = "old\n"
 
 
 @pytest.fixture
-def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a log file, outside of the working directory."""
-    for name in ("project", "far", "temporary"):
+def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a log file, outside of the working directory and of the temporary folder.
+
+    The temporary folder has a short name: a forkserver has a socket there (unix(7): 108 bytes).
+    """
+    for name in ("project", "far"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path / "project")
     (tmp_path / "far" / "log.txt").write_text(OLD)
-    return tmp_path / "far"
+    with tempfile.TemporaryDirectory() as temporary:
+        monkeypatch.setenv("TMPDIR", temporary)
+        monkeypatch.setattr("tempfile.tempdir", temporary)
+        yield tmp_path / "far"
 
 
 class Script:
@@ -358,7 +364,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("what", UNUSUAL)
 def test_unusual_writes_are_undone(far: Path, what: str) -> None:
-    temporary = far.parent / "temporary"
+    temporary = Path(tempfile.gettempdir())
     (temporary / "old").write_text("old")
     before = os.stat(far / "log.txt")
     report = run_script(far, UNUSUAL[what])

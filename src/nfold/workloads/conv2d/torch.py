@@ -22,7 +22,7 @@ from nfold.core import machine
 from nfold.core.plan import Plan
 from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
 from nfold.workloads.conv2d.problem import AnyFloat, Array, to_correlation
-from nfold.workloads.conv2d.problem import ConvTask as TorchTask
+from nfold.workloads.conv2d.problem import ConvTask as Task
 from nfold.workloads.conv2d.process import SCIPY_LIBRARIES, Clock, Convolve, ConvResult, run_rank
 
 DTYPES = {
@@ -122,7 +122,7 @@ SEARCH_REPLAYS = 3
 class TorchCudaDevice(TorchCpuDevice):
     chain_length = 50
 
-    def __init__(self, task: TorchTask, index: int, host: TorchHostBuffers) -> None:
+    def __init__(self, task: Task, index: int, host: TorchHostBuffers) -> None:
         device = task.devices[index]
         self._stream, self._upload_stream, self._download_stream = (
             torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -337,7 +337,7 @@ def split_chunks(images: int, image_bytes: int) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def run_parts(task: TorchTask, clock: Clock = time.monotonic) -> ConvResult:
+def run_parts(task: Task, clock: Clock = time.monotonic) -> ConvResult:
     """Time every part on one rank; ``clock`` is the host's monotonic clock in seconds.
 
     Raises Mismatch for a result that differs from scipy's.
