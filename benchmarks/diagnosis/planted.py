@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,9 +21,7 @@ from planted_terms import CAUSES, ENVIRONMENT, SETTLING, SHARES, TIMED, WARMUP
 from torch import Tensor, nn
 
 import nfold
-from nfold import data
-from nfold.workloads import torch_networks as cnn10_torch
-from nfold.workloads import torch_networks as digits_torch
+from nfold import data, workloads
 
 SLOW_RANK = 1
 
@@ -66,19 +63,20 @@ class Clock:
 
 def digits() -> nfold.Training:
     """The built-in workload's data, model and optimizer, with the planted costs."""
-    return _planted("digits", "digits", digits_torch)
+    return _planted("digits", "digits", workloads.network("digits", "torch"))
 
 
 def pictures() -> nfold.Training:
     """Those of cnn10 on CIFAR-10, each picture cropped and mirrored."""
-    return _planted("pictures", "cifar10", cnn10_torch, ("crop", 4), ("flip", 0))
+    network = workloads.network("cnn10", "torch")
+    return _planted("pictures", "cifar10", network, ("crop", 4), ("flip", 0))
 
 
 def _planted(
-    name: str, dataset: str, workload: ModuleType, *augmentation: tuple[str, int]
+    name: str, dataset: str, network: workloads.Network, *augmentation: tuple[str, int]
 ) -> nfold.Training:
     arrays = data.load(dataset)
-    model = workload.model({}, arrays.classes)
+    model = network.model({}, arrays.classes)
     told = json.loads(os.environ.get(ENVIRONMENT) or "{}")
     if told and "RANK" in os.environ:
         turns = told if isinstance(told, list) else [told]
@@ -87,8 +85,8 @@ def _planted(
         model=model,
         train=(arrays.train_images, arrays.train_labels),
         test=(arrays.test_images, arrays.test_labels),
-        loss=workload.loss,
-        optimizer=lambda made: workload.optimizer(made, {}),
+        loss=network.loss,
+        optimizer=lambda made: network.optimizer(made, {}),
         augmentation=augmentation,
     )
 
