@@ -93,7 +93,7 @@ class BatchFunction:
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSummary:
-    """What a profiler observed in some steps of one rank, without communication.
+    """The events of some steps of one rank, without communication.
 
     Layout copies only change the order of dimensions in memory; on a GPU the time since the kernel
     before each is included. ``operator_layout_copy_ms`` is the part inside operators such as

@@ -97,7 +97,7 @@ class Attribution:
         return gained + EPOCH_BOUNDARY.saved_ms(self.design, view, trial)
 
     def is_faster(self, trial: Trial) -> bool:
-        """Whether another trial on N devices saves time beyond the noise."""
+        """Return whether another trial on N devices saves time beyond the noise."""
         saved = functools.partial(self.saved_ms, trial)
         return self.fit.is_significant(self.fit.interval(saved), saved, self.achieved_ms)
 

@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def ranks_synchronize(self) -> bool:
-        """Whether its ranks wait for each other in every step."""
+        """Return whether its ranks wait for each other in every step."""
         return self.variant.ranks_synchronize
 
     def metrics(self, measurement: Measurement) -> Metrics:
@@ -205,7 +205,7 @@ class ExperimentDesign:
 
     @property
     def uses_one_process(self) -> bool:
-        """Whether one process drives all devices (nn.DataParallel), or could."""
+        """Return whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"
 
     @property
@@ -214,37 +214,37 @@ class ExperimentDesign:
 
     @property
     def single_device_script(self) -> bool:
-        """Whether a script uses one device although it sees several."""
+        """Return whether a script uses one device although it sees several."""
         return self.is_one_process_script and self.facts.parallel == "none"
 
     @property
     def sharded(self) -> bool:
-        """Whether a script shards its parameters over ranks (FSDP)."""
+        """Return whether a script shards its parameters over ranks (FSDP)."""
         return self.facts.parallel == "fsdp"
 
     @property
     def has_host_reads(self) -> bool:
-        """Whether the host of a script reads values of a GPU in its steps."""
+        """Return whether the host of a script reads values of a GPU in its steps."""
         return self.facts.host_syncs > 0 and self.plan.device == "cuda"
 
     @property
     def detects_anomalies(self) -> bool:
-        """Whether a script uses the anomaly detection of autograd."""
+        """Return whether a script uses the anomaly detection of autograd."""
         return self.facts.detects_anomalies
 
     @property
     def has_allocator_retries(self) -> bool:
-        """Whether the allocator of a script ran out of memory in its steps and tried again."""
+        """Return whether the allocator of a script ran out of memory in its steps and tried again."""
         return self.facts.alloc_retries > 0 and self.plan.device != "cpu"
 
     @property
     def can_change_batch(self) -> bool:
-        """Whether the batch size can change; in a script only that of a DataLoader."""
+        """Return whether the batch size can change; in a script only that of a DataLoader."""
         return self.profile is None or self.profile.accepts_batch_size
 
     @property
     def can_replay_input(self) -> bool:
-        """Whether batches can be replayed; in a script from a DataLoader or a batch function."""
+        """Return whether batches can be replayed; in a script from a DataLoader or a batch function."""
         known = self.facts.loader is not None or self.batch_function is not None
         return self.profile is None or known
 
@@ -344,7 +344,7 @@ class ExperimentDesign:
 
     @property
     def synchronises_batch_norm(self) -> bool:
-        """Whether ranks exchange batch statistics in forward."""
+        """Return whether ranks exchange batch statistics in forward."""
         return self.plan.batch_norm == "synchronised"
 
     def epoch_steps(self, plan: Plan) -> int | None:

@@ -389,7 +389,7 @@ def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
 
 
 def _fails_in_any_process(failed: Measurement) -> bool:
-    """Whether another way to start the script cannot help: it has an error of its own."""
+    """Return whether another way to start the script cannot help: it has an error of its own."""
     text = failure_text(failed)
     return failed.status == "unsupported" or (
         failed.status == "crashed" and OWN_ERRORS.search(text) is not None

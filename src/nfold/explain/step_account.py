@@ -244,7 +244,7 @@ class StepAccountBuilder:
         return self._change(row, best, gained, fixes, measured=True)
 
     def _expected_change(self, row: AccountRow, fixes: dict[str, Trial]) -> Change | None:
-        """What the cause's advice is, with the throughput if its whole cost goes."""
+        """The advice of the cause, with the throughput if its whole cost goes."""
         findings = [finding for finding in self.findings if finding.cause in row.causes]
         first = row.causes[0]
         findings.sort(

@@ -76,7 +76,7 @@ class TrialResults:
             self.stalled_s[trial] = cause.stalled_s
 
     def is_done(self, trial: Trial, number: int) -> bool:
-        """Whether the trial has a measurement of this round, or a reason."""
+        """Return whether the trial has a measurement of this round, or a reason."""
         return trial in self.reasons or number in self.runs.get(trial, {})
 
     def has(self, trials: Iterable[Trial]) -> bool:
@@ -218,7 +218,7 @@ def failure_text(failed: Measurement) -> str:
 
 
 def hit_time_limit(measurement: Measurement) -> bool:
-    """Whether the time limit ended the run, and not a signal from the user."""
+    """Return whether the time limit ended the run, and not a signal from the user."""
     stopped = measurement.cause is not None and measurement.cause.signal is not None
     return measurement.status == "interrupted" and not stopped
 

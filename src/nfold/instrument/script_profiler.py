@@ -161,7 +161,7 @@ class ScriptProfiler:
 
     @property
     def may_compile(self) -> bool:
-        """Whether the second step may compile too: a batch of another shape does."""
+        """Return whether the second step may compile too: a batch of another shape does."""
         return bool(self._variant.current.compiled) or has_compiled_code()
 
     def on_first_step(self) -> None:

@@ -231,7 +231,7 @@ def register_backends() -> None:
 
 
 def is_own_host(host: str) -> bool:
-    """Whether the host is this machine; unlike torchelastic asks no name server for its addresses."""
+    """Return whether the host is this machine; unlike torchelastic asks no name server for its addresses."""
     return resolve(host) == own_address(f"[{host}]:1")
 
 

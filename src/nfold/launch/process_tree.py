@@ -70,7 +70,7 @@ class ProcessTree:
             self._processes[pid] = psutil.Process(pid)
 
     def is_stopped(self, pid: int) -> bool:
-        """Whether a process of the tree is stopped by a signal (SIGSTOP) or by a debugger."""
+        """Return whether a process of the tree is stopped by a signal (SIGSTOP) or by a debugger."""
         return self._status(pid) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
     def is_waiting_for_disk(self, pid: int) -> bool:
@@ -150,7 +150,7 @@ class ProcessTree:
 
 @dataclass(frozen=True)
 class UseSample:
-    """What a process has used up to a time, and whether it was idle up to then."""
+    """The resources that a process has used up to a time, and whether it was idle up to then."""
 
     life_sign: int
     start_s: float
@@ -168,7 +168,7 @@ class IdleDetector:
         self._samples: dict[int, UseSample] = {}
 
     def is_idle(self, pid: int, life_sign: int, window_s: float) -> bool:
-        """Whether a process was idle for at least ``window_s`` since its last sign of life.
+        """Return whether a process was idle for at least ``window_s`` since its last sign of life.
 
         The window begins with the first call after a new ``life_sign``, and anew when the process
         was busy.

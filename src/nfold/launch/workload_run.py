@@ -321,7 +321,7 @@ def _has_enough_steps(plan: Plan, ranks: Sequence[RankSamples]) -> bool:
 
 
 def in_external_job() -> bool:
-    """Whether RANK and WORLD_SIZE name this process as a rank of a running job.
+    """Return whether RANK and WORLD_SIZE name this process as a rank of a running job.
 
     Raises MachineUnfit if what they hold names no rank, or no job that a rank can join.
     """

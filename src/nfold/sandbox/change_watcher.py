@@ -33,7 +33,7 @@ F_SETSIG = 10
 
 @dataclass(frozen=True, kw_only=True)
 class FileState:
-    """What changes with every write to a file; the access time is not compared."""
+    """The attributes that change with every write to a file; the access time is not compared."""
 
     device: int
     inode: int
@@ -157,7 +157,7 @@ def read_states(folder: str) -> tuple[set[FileState], set[str]]:
 
 
 def is_open_for_writing(path: str) -> bool:
-    """Whether a process has the file open for writing; False where the kernel does not tell.
+    """Return whether a process has the file open for writing; False where the kernel does not tell.
 
     The kernel grants a read lease only on a file that no process has open for writing.
     """

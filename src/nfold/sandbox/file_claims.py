@@ -1,4 +1,4 @@
-"""Which run may change a file outside its sandbox: one at a time, for all runs of a user.
+"""Claims of files outside a sandbox: one run at a time may change a file, of all runs of a user.
 
 A claim is a small file in the user's cache folder, named by a hash of the path. It needs no release:
 it holds while the run has something to restore, its sandbox folder exists or the session, the nfold

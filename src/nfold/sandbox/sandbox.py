@@ -366,7 +366,7 @@ MAX_LISTED_FILES = 3
 
 @dataclass(frozen=True, kw_only=True)
 class WriteReport:
-    """What a script would have written: paths with sizes in bytes, the first written first.
+    """The files that a script would have written, with sizes in bytes, the first written first.
 
     ``is_protected``: nothing that it or a program of it wrote is left outside of the sandbox.
     ``restored_count`` counts the files outside the sandbox that it changed and that are as before
@@ -423,7 +423,7 @@ def clean_up_stale(measurements: Path) -> list[WriteReport]:
 
 
 def needs_restore(folder: Path) -> bool:
-    """Whether files outside the sandbox may hold what the script wrote."""
+    """Return whether files outside the sandbox may hold what the script wrote."""
     return (journal_folder(os.path.realpath(folder)) / ENTRIES).exists()
 
 

@@ -1,4 +1,4 @@
-"""What a script changed under absolute paths, recorded so that it can be undone.
+"""The journal of changes under absolute paths, from which they are undone.
 
 The journal and the backups lie in a private folder of the user, never in the results folder: a
 results folder may come from someone else. A backup and its entry are on the disk before the change

@@ -120,7 +120,7 @@ class StepCosts:
     task: Task
 
     def is_straggler(self, step: int) -> bool:
-        """Whether this rank is the random straggler of a step: every rank equally often."""
+        """Return whether this rank is the random straggler of a step: every rank equally often."""
         every = self.scenario.random_straggler_every
         return (step * 7919 + step // every) % every == self.task.rank % every
 

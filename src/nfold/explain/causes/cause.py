@@ -20,7 +20,7 @@ ONE_PROCESS = "one process drives all devices"
 
 @dataclass(frozen=True)
 class Contrast:
-    """What ``trial`` costs more than ``base``, in milliseconds per step.
+    """The cost of ``trial`` beyond ``base``, in milliseconds per step.
 
     ``metric`` and ``base_metric`` are the steps that count. ``less`` is a part that belongs to
     another cause or to one device. ``real`` is the same contrast with the real input. ``name`` is
@@ -107,7 +107,7 @@ def cached_per_design(method: CauseMethod) -> CauseMethod:
 
 
 class Cause:
-    """What N devices or one may lose time to. The base class costs nothing.
+    """A reason why N devices or one lose time. The base class costs nothing.
 
     Most causes are ``contrasts``, ``one_device_contrasts``, remedies and advice; trials and costs
     follow from them. Other causes override ``trials`` and ``lost_ms`` too. Costs are in milliseconds
@@ -134,7 +134,7 @@ class Cause:
         return None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
-        """Whether the probe run observed it: its trials then come first."""
+        """Return whether the probe run observed it: its trials then come first."""
         return False
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
@@ -180,11 +180,11 @@ class Cause:
         return _trials_of(c for c in contrasts if trials and view.has(*c.trials))
 
     def is_resolved(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether the loss of N devices is known, or impossible."""
+        """Return whether the loss of N devices is known, or impossible."""
         return bool(self.available_trials(design, view)) or not self.multi_device_trials(design)
 
     def is_determined(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether the measured ``trials`` show what ``lost_ms`` needs."""
+        """Return whether the measured ``trials`` show what ``lost_ms`` needs."""
         return True
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
@@ -264,7 +264,7 @@ def remaining_ms(step_ms: float, gained_ms: float, floor_ms: float = 0.0) -> flo
 
 
 def is_input_bound(design: ExperimentDesign, view: MetricView) -> bool:
-    """Whether a large part of the step of one device is its input."""
+    """Return whether a large part of the step of one device is its input."""
     real, cheapest = design.one_device("real"), design.one_device(design.cheapest_input)
     if design.uses_one_process or not view.has(design.actual(), real, cheapest):
         return False

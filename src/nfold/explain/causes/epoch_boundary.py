@@ -68,11 +68,11 @@ class EpochBoundaryCause(Cause):
         return super().unknown_part(design, view)
 
     def has_epoch_gaps(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether all trials have had an epoch boundary."""
+        """Return whether all trials have had an epoch boundary."""
         return all(map(view.has_epoch_gap, self.trials(design)))
 
     def has_periodic_work(self, design: ExperimentDesign, view: MetricView) -> bool:
-        """Whether there is periodic work, and it is known in all trials."""
+        """Return whether there is periodic work, and it is known in all trials."""
         trials = self.trials(design)
         some = any(view.metric(trial, "period") is not None for trial in trials)
         return some and all(map(view.has_periodic, trials))

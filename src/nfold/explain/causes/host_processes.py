@@ -125,7 +125,7 @@ def _oversubscription(design: ExperimentDesign) -> tuple[Contrast, ...]:
 
 
 def has_too_many_threads(design: ExperimentDesign) -> bool:
-    """Whether a rank of a script computes with more threads than it has cores."""
+    """Return whether a rank of a script computes with more threads than it has cores."""
     return design.facts.threads > _cores_per_device(design)
 
 

@@ -95,11 +95,11 @@ class MetricView:
         return self.values[trial, "periodic"]
 
     def has_periodic(self, trial: Trial) -> bool:
-        """Whether periodic work is known: enough of it, or none in long enough a time."""
+        """Return whether periodic work is known: enough of it, or none in long enough a time."""
         return (trial, "periodic") in self.values
 
     def has_epoch_gap(self, trial: Trial) -> bool:
-        """Whether an epoch ended while the trial was measured, over steps or whole epochs."""
+        """Return whether an epoch ended while the trial was measured, over steps or whole epochs."""
         return self._epoch_metric(trial, "gap") is not None
 
     def loading_and_waiting(self, trial: Trial) -> tuple[float, float]:
@@ -107,7 +107,7 @@ class MetricView:
         return self.values.get((trial, "loading"), 0.0), self.values.get((trial, "waiting"), 0.0)
 
     def has(self, *trials: Trial) -> bool:
-        """Whether all trials were measured."""
+        """Return whether all trials were measured."""
         return all((trial, "step") in self.values for trial in trials)
 
     def _epoch_metric(self, trial: Trial, name: str) -> float | None:
@@ -177,7 +177,7 @@ class BootstrapFit:
         return Interval(point, min(low, point), max(high, point))
 
     def is_significant(self, loss: Interval, statistic: Statistic, step: Statistic) -> bool:
-        """Whether ``loss``, the interval of a statistic, exceeds the noise.
+        """Return whether ``loss``, the interval of a statistic, exceeds the noise.
 
         It may also exceed the noise as a share of the step: process trees that differ as a whole
         leave the share of a large loss unchanged.

@@ -94,7 +94,7 @@ class Alternative:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What to write where, and what it gains on the requested devices.
+    """A change of one line, with its gain on the requested devices.
 
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
     for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
@@ -285,7 +285,7 @@ class Budget:
 
     @property
     def devices_cannot_help(self) -> bool:
-        """Whether N devices are slower than one, and no change is known to make them faster."""
+        """Return whether N devices are slower than one, and no change is known to make them faster."""
         limit = self.break_even_batch
         if limit is None or limit.devices_help or self.may_miss_causes:
             return False
@@ -302,7 +302,7 @@ class Budget:
 
     @property
     def may_miss_causes(self) -> bool:
-        """Whether a residual is left and the time was too short for some cause."""
+        """Return whether a residual is left and the time was too short for some cause."""
         return bool(self.skipped_causes) and self.is_time_missing(self.not_attributed_ms)
 
     @property
@@ -311,7 +311,7 @@ class Budget:
         return tuple(cause for cause, reason in self.unmeasured if reason == NOT_ENOUGH_TIME)
 
     def is_time_missing(self, missing_ms: Interval) -> bool:
-        """Whether this time is above 0. A residual needs less certainty than a cause."""
+        """Return whether this time is above 0. A residual needs less certainty than a cause."""
         least = MIN_STEP_FRACTION * self.n_devices.step_ms.value
         return missing_ms.low is not None and missing_ms.low > 0 and missing_ms.value > least
 

@@ -128,7 +128,7 @@ class UserRun:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which prints and writes files."""
+        """Return whether this is rank 0, which prints and writes files."""
         return self._job.is_main
 
     @property
