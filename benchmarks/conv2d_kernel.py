@@ -23,12 +23,7 @@ from torch import Tensor
 
 from nfold.workloads.conv2d import triton_kernel
 from nfold.workloads.conv2d.problem import TOLERANCES
-from nfold.workloads.conv2d.torch_devices import (
-    ConvCandidate,
-    ConvMethod,
-    candidates,
-    capture_graph,
-)
+from nfold.workloads.conv2d.torch import ConvMethod, candidates, capture_graph
 
 CALLS = 20
 REPLAYS = 5
@@ -85,16 +80,16 @@ def measure(shape: Shape, more: tuple[triton_kernel.KernelConfig, ...]) -> None:
     print(f"\n{shape}: {moved / 1e6:.1f} MB, {len(sets)} sets\n{'':44}    cold    warm   chain")
     floor = show("copy", copy, filters, sets, moved, None)
     ways = candidates(sets[0][0], filters)
-    ways += [ConvCandidate(name=each.name, method=triton_kernel.launcher(each)) for each in more]
+    ways |= {each.name: triton_kernel.launcher(each) for each in more}
     images, out = sets[0]
-    expected = ways[0].method(images, filters, out).clone()
-    for way in ways:
+    expected = ways["cuDNN"](images, filters, out).clone()
+    for name, method in ways.items():
         try:
-            gap = (way.method(images, filters, out) - expected).abs().max().item()
+            gap = (method(images, filters, out) - expected).abs().max().item()
         except Exception as error:
-            print(f"{way.name:44} {type(error).__name__}: {error}", flush=True)
+            print(f"{name:44} {type(error).__name__}: {error}", flush=True)
             continue
-        show(f"{way.name}", way.method, filters, sets, moved, floor)
+        show(name, method, filters, sets, moved, floor)
         if not gap < TOLERANCES["fp32"] * expected.abs().max().item():
             print(f"{'':44} WRONG by {gap:.3g}")
 

@@ -20,8 +20,8 @@ from multiprocessing.synchronize import Barrier
 import torch
 
 from nfold.core.plan import Plan
-from nfold.workloads.conv2d.problem import ConvProblem
-from nfold.workloads.conv2d.torch_devices import TensorFormat, TorchCudaDevice, TorchHostBuffers
+from nfold.workloads.conv2d.problem import ConvTask
+from nfold.workloads.conv2d.torch import TorchCudaDevice, TorchHostBuffers, to_tensor
 
 IMAGES = 840
 PARAMETERS = {"size": 100, "channels": 1, "filter": 3, "copy_only": 0}
@@ -53,12 +53,20 @@ def rank_main(rank: int, images: int, barrier: Barrier, found: Queue[tuple[int, 
 def timings(rank: int, images: int, barrier: Barrier) -> Iterator[str]:
     """``8 chunks: copies 299, end to end 307`` for every number of chunks; the upload alone."""
     plan = Plan(batch=images, precision="fp32", layout="channels_first")
-    problem, form = ConvProblem.of(PARAMETERS, plan), TensorFormat.of(plan)
-    made = form.tensor(problem.make_images(range(images)))
+    task = ConvTask(
+        parameters=PARAMETERS,
+        plan=plan,
+        rank=0,  # of a problem of its own: each rank convolves ``images`` images
+        world_size=1,
+        devices=[torch.device("cuda", rank)],
+        barrier=lambda: None,
+        beat=lambda done, planned: None,
+    )
+    made = to_tensor(task.problem.make_images(range(images)), plan)
     host = TorchHostBuffers(images=made, results=torch.empty_like(made)).pinned()
 
     def lane_of(count: int) -> TorchCudaDevice:
-        lane = TorchCudaDevice(problem, form, torch.device("cuda", rank), host, slice(0, images))
+        lane = TorchCudaDevice(task, 0, host)
         edges = [place * images // count for place in range(count + 1)]
         lane.__dict__["_chunks"] = [slice(*pair) for pair in itertools.pairwise(edges)]
         return lane

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "nfold"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "nfold"
+SCRIPTS = ("benchmarks", "examples", "tools")  # not checked by mypy
 ROOTS = {"__init__": "root", "__main__": "cli", "api": "api"}
 VALUES = frozenset({"root", "core"})
 MEASURING = VALUES | {"data", "workloads", "telemetry", "store", "sandbox", "engines", "instrument"}
@@ -251,6 +253,15 @@ def missing_paths(package: Package) -> Iterator[str]:
                         yield module.at(node.lineno, f"{found[0]} does not exist")
 
 
+def missing_imports(package: Package, scripts: Iterable[Path]) -> Iterator[str]:
+    """Yield imports of the package, in scripts outside of it, that name nothing."""
+    for file in scripts:
+        script = Module(file, file.name, 0, ast.parse(file.read_text()))
+        for line, name in imports(script, in_strings=False):
+            if name.startswith("nfold.") and not package.names_something(name):
+                yield script.at(line, f"{name} does not exist")
+
+
 def repeated_classes(package: Package) -> Iterator[str]:
     """Yield classes whose name another class of the package has."""
     seen: dict[str, str] = {}
@@ -302,6 +313,11 @@ def import_cycle(package: Package) -> list[str]:
 
 def test_every_module_path_in_a_string_exists() -> None:
     assert show(missing_paths(Package(SOURCE))) == ""
+
+
+def test_scripts_import_what_exists() -> None:
+    scripts = [file for folder in SCRIPTS for file in (ROOT / folder).rglob("*.py")]
+    assert show(missing_imports(Package(SOURCE), scripts)) == ""
 
 
 def test_class_names_are_unique() -> None:
@@ -403,6 +419,17 @@ def test_a_path_that_does_not_exist_is_found(planted: Path) -> None:
     (planted / "core/plan.py").write_text("A = 'python -m nfold.launch.gone'\nB = 'nfold.launch'\n")
     (violation,) = missing_paths(Package(planted))
     assert "nfold.launch.gone" in violation
+
+
+def test_an_import_of_nothing_is_found(planted: Path, tmp_path: Path) -> None:
+    (planted / "core/__init__.py").touch()
+    script = tmp_path / "script.py"
+    script.write_text("from nfold.core.plan import json, Gone\nfrom nfold.core.gone import json\n")
+    found = missing_imports(Package(planted), [script])
+    assert [each.rpartition(": ")[2].split()[0] for each in found] == [
+        "nfold.core.plan.Gone",
+        "nfold.core.gone.json",
+    ]
 
 
 def test_a_cycle_and_a_repeated_class_are_found(planted: Path) -> None:
