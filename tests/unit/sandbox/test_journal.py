@@ -480,3 +480,48 @@ def test_kills_at_random_moments_and_real_runs_afterwards(far: Path) -> None:
         for file in far.iterdir():
             file.unlink()
     assert undone
+
+
+DATABASE_BUSY = """
+import sqlite3
+made = sqlite3.connect(FAR / "db")
+for number in range(4):
+    made.execute("insert into t values (?)", (-number - 1,))
+    made.execute("delete from t where x = ?", (number,))
+    made.commit()
+    if number == 1:
+        made.execute("pragma wal_checkpoint")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wal", [True, False])
+def test_kills_at_random_moments_while_a_database_changes(far: Path, wal: bool) -> None:
+    """It is valid and as it was; or as it is now, and the old one is in a copy that is named."""
+    moments, undone, before = random.Random(2), 0, list[int]()
+    for number in range(50):
+        database(far, wal=wal).close()
+        old = (far / "db").read_bytes()
+        script = Script(far, DATABASE_BUSY, str(number))
+        threading.Event().wait(0.5 * moments.random())
+        script.kill()
+        real = moments.random() < 0.3
+        if real:
+            reopened = sqlite3.connect(far / "db")
+            before = [x for (x,) in reopened.execute("select x from t")]
+            reopened.execute("insert into t values (1000)")
+            reopened.commit()
+            reopened.close()
+        reports = clean_up_stale(script.measurements)
+        kept = [content for report in reports for content in copies(far, report)]
+        undone += bool(reports) and not kept
+        found = sqlite3.connect(far / "db")
+        assert found.execute("pragma integrity_check").fetchall() == [("ok",)], number
+        rows = [x for (x,) in found.execute("select x from t")]
+        found.close()
+        if real:
+            assert rows == [*before, 1000], number
+        assert (before if real else rows) == list(range(500)) or old in kept, number
+        for file in far.iterdir():
+            file.unlink()
+    assert undone
