@@ -63,7 +63,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "keras": ("engines/keras/*", "workloads/keras_networks.py", "workloads/*/keras.py"),
     "tensorflow": ("engines/keras/tensorflow_*.py", "workloads/*/tensorflow.py"),
     "jax": ("engines/keras/jax_*.py", "workloads/*/jax.py"),
-    "numpy": ("data/*", "workloads/*", "engines/*", "instrument/*"),
+    "numpy": ("data/*", "workloads/*", "engines/*", "instrument/*", "explain/*"),
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),
     "simplejpeg": ("data/packed_jpegs.py",),

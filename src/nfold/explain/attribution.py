@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+import numpy as np
+
 from nfold.core.stats import Interval
 from nfold.explain.advice import headline
 from nfold.explain.advice.caveats import (
@@ -25,6 +27,7 @@ from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.work_division import UndividedWorkCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import RESAMPLES, BootstrapFit, MetricView, Statistic
+from nfold.explain.estimate.samples import Samples, ratio
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     BreakEvenBatch,
@@ -48,7 +51,7 @@ class CausePair:
     causes: tuple[str, str]
     trials: tuple[Trial, ...]
 
-    def lost_ms(self, view: MetricView) -> float:
+    def lost_ms(self, view: MetricView) -> Samples:
         """Return what both cost together beyond the sum of each."""
         real, first, second, neither = map(view.step, self.trials)
         return first + second - real - neither
@@ -116,20 +119,20 @@ class FindingBuilder(Attribution):
                 (name, self.fit.interval(self.component(cause, name))) for name in parts
             ),
         )
-        return self._with_best_fix(cause, found, achieved(self.view))
+        return self._with_best_fix(cause, found, self.fit.value(achieved))
 
     def _one_device_finding(self, cause: Cause) -> Finding:
         lost = functools.partial(cause.one_device_ms, self.design)
         floor_ms = cause.floor_ms(self.design)
 
-        def gained(view: MetricView) -> float:
+        def gained(view: MetricView) -> Samples:
             own = self.one_device_step_ms(view)
-            return own / remaining_ms(own, max(0.0, lost(view)), floor_ms)
+            return own / remaining_ms(own, np.maximum(0.0, lost(view)), floor_ms)
 
-        def step(view: MetricView) -> float:
+        def step(view: MetricView) -> Samples:
             return view.step(self.design.one_device("real"))
 
-        estimate, step_ms = cause.direct_estimate(self.design), step(self.view)
+        estimate, step_ms = cause.direct_estimate(self.design), self.fit.value(step)
         cost, without = estimate or self.fit.interval(lost), self._rate_without_cause(cause)
         trials = (*cause.one_device_evidence(self.design), *cause.refining_trials(self.design))
         found = Finding(
@@ -150,7 +153,7 @@ class FindingBuilder(Attribution):
         return self._with_best_fix(cause, found, step_ms, one_device=True)
 
     def _predicted_speedup(self, cause: Cause, lost: Statistic) -> Interval:
-        most = self.speedup_after(lambda view: max(0.0, lost(view)))
+        most = self.speedup_after(lambda view: np.maximum(0.0, lost(view)))
         view = self.view
         if cause.gained_ms(self.design, view) == cause.lost_ms(self.design, view):
             return most
@@ -248,7 +251,7 @@ def find_break_even_batch(
     return BreakEvenBatch(devices_help=False, batch=batch, evidence=results.ids(trials))
 
 
-def break_even_batch(design: ExperimentDesign, view: MetricView) -> float:
+def break_even_batch(design: ExperimentDesign, view: MetricView) -> Samples:
     """Return the global batch at which N devices are as fast as one; infinite if there is none.
 
     With x samples per device, one device takes a + b·x per step, and N devices c + d·x for N·x
@@ -266,7 +269,7 @@ def break_even_batch(design: ExperimentDesign, view: MetricView) -> float:
     if design.scaling == "weak":
         fixed *= n
     gained = n * slope - slope_n
-    return n * max(0.0, fixed_n - fixed) / gained if gained > 0 else math.inf
+    return n * ratio(np.maximum(0.0, fixed_n - fixed), gained, otherwise=math.inf)
 
 
 def build_budget(
@@ -299,8 +302,8 @@ def build_budget(
             builder.caveat_texts, builder.duplicated_epochs, design.facts
         ),
         caveats=(
-            *faster_library_caveats(design, results, builder.achieved_ms(view)),
-            *short_step_caveats(design, view.step(design.baseline)),
+            *faster_library_caveats(design, results, builder.fit.value(builder.achieved_ms)),
+            *short_step_caveats(design, float(view.step(design.baseline))),
             *collect_caveats(design, results, builder.fit),
         ),
         unmeasured=tuple(unmeasured_causes(design, results, view)),

@@ -13,6 +13,7 @@ from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.work_division import SAME_SAMPLES, UndividedWorkCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
+from nfold.explain.estimate.samples import Samples, total
 from nfold.explain.result.budget import Finding, Speed
 from nfold.explain.trials import TrialResults
 
@@ -38,35 +39,35 @@ class Attribution:
         self.duplicated_epochs = None if same else pytorch.duplicated_epochs(design.facts)
         self.work_is_undivided = same or self.duplicated_epochs is not None
 
-    def ideal_ms(self, view: MetricView) -> float:
+    def ideal_ms(self, view: MetricView) -> Samples:
         """Return a step at N-fold speed."""
         return self._step_with_gap_ms(self.design.baseline, view) / self.design.work_divisor
 
-    def achieved_ms(self, view: MetricView) -> float:
+    def achieved_ms(self, view: MetricView) -> Samples:
         """Return the time of a step's worth of distinct samples on N devices."""
         step = self._step_with_gap_ms(self.design.actual(), view)
         return step * (self.design.devices if self.work_is_undivided else 1)
 
-    def _step_with_gap_ms(self, trial: Trial, view: MetricView) -> float:
+    def _step_with_gap_ms(self, trial: Trial, view: MetricView) -> Samples:
         return view.step(trial) + EPOCH_BOUNDARY.ms_per_step(self.design, view, trial)
 
-    def one_device_step_ms(self, view: MetricView) -> float:
+    def one_device_step_ms(self, view: MetricView) -> Samples:
         """Return a step of one device with its share of the batch."""
         gap = EPOCH_BOUNDARY.ms_per_step(self.design, view, self.design.baseline)
         return view.step(self.design.one_device("real")) + gap / self.design.work_divisor
 
-    def compute_ms(self, costs: Mapping[Cause, Statistic], view: MetricView) -> float:
+    def compute_ms(self, costs: Mapping[Cause, Statistic], view: MetricView) -> Samples:
         """Return a step of one device without these ``costs`` of its own.
 
         Costs of the host may hide each other, so their sum may exceed the host's time: the result is
         at least the time in which the device was busy, less its own losses.
         """
         lost = {cause: cost(view) for cause, cost in costs.items()}
-        busy_ms = max((cause.floor_ms(self.design) for cause in costs), default=0.0)
-        busy_ms -= sum(ms for cause, ms in lost.items() if cause.occupies_device)
+        floor_ms = max((cause.floor_ms(self.design) for cause in costs), default=0.0)
+        busy_ms = floor_ms - sum(ms for cause, ms in lost.items() if cause.occupies_device)
         return remaining_ms(self.one_device_step_ms(view), sum(lost.values()), busy_ms)
 
-    def speedup(self, view: MetricView, gained_ms: float = 0.0) -> float:
+    def speedup(self, view: MetricView, gained_ms: Samples = 0.0) -> Samples:
         """Return the throughput of N devices, a step ``gained_ms`` shorter, over that of one."""
         step = remaining_ms(self.achieved_ms(view), gained_ms)
         return self.design.devices * self.ideal_ms(view) / step
@@ -91,7 +92,7 @@ class Attribution:
             lambda v: samples / remaining_ms(self.achieved_ms(v), gained_ms(v))
         )
 
-    def saved_ms(self, trial: Trial, view: MetricView) -> float:
+    def saved_ms(self, trial: Trial, view: MetricView) -> Samples:
         """Return by how much a step of another trial on N devices is shorter, with epoch gaps."""
         gained = view.step(self.design.actual()) - view.step(trial)
         return gained + EPOCH_BOUNDARY.saved_ms(self.design, view, trial)
@@ -139,14 +140,14 @@ class Attribution:
         """Return the sum of all findings within the noise."""
         loss = self.loss if self.design.devices > 1 else self.one_device_loss
         costs = [loss(CAUSES_BY_ID[row.cause]) for row in rows if not row.significant]
-        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
+        return self.fit.interval(lambda view: total(cost(view) for cost in costs))
 
     def not_attributed_ms(self, rows: Sequence[Finding]) -> Interval:
         """Return what is missing to N-fold speed less all findings."""
         costs = [self.loss(CAUSES_BY_ID[row.cause]) for row in rows]
 
-        def residual(view: MetricView) -> float:
+        def residual(view: MetricView) -> Samples:
             missing = self.achieved_ms(view) - self.ideal_ms(view)
-            return missing - sum(cost(view) for cost in costs)
+            return missing - total(cost(view) for cost in costs)
 
         return self.fit.interval(residual)

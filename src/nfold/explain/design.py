@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from nfold.core.format import pluralize
 from nfold.core.measurement import HostGapLocation, Measurement
@@ -24,7 +23,6 @@ WHOLE_EPOCHS = 3
 SHORT_EPOCH_STEPS, SHORT_EPOCHS = 11, 3
 DEFAULT_PREFETCH_FACTOR = 2  # of torch.utils.data.DataLoader
 
-TrialFactory = TypeVar("TrialFactory", bound=Callable[..., "Trial"])
 NO_SCRIPT, NO_LOADER = ScriptProfile(), DataLoaderProfile()
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
@@ -132,20 +130,6 @@ def over_short_epochs(trial: Trial) -> Trial:
     return Trial(plan=plan, variant=trial.variant.merge(shortened))
 
 
-def cached_trial(factory: TrialFactory) -> TrialFactory:
-    """Cache the trials of an ``ExperimentDesign`` method: a bootstrap calls it thousands of times."""
-
-    @functools.wraps(factory)
-    def cached(design: ExperimentDesign, *args: Any, **kwargs: Any) -> Trial:
-        key = (factory.__name__, args, tuple(kwargs.items()))
-        if key not in design.cache:
-            design.cache[key] = factory(design, *args, **kwargs)
-        found: Trial = design.cache[key]
-        return found
-
-    return cast(TrialFactory, cached)
-
-
 def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
     """Return the batches to skip until those that workers prefetched before the first step are used."""
     return PREFETCH_WARMUP_FACTOR * workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR)
@@ -175,9 +159,6 @@ class ExperimentDesign:
     is_operation: bool = field(default=False, compare=False)
     multi_process_failure: str = field(default="", compare=False)
     scaling_requested: bool = field(default=False, compare=False)
-    cache: dict[tuple[object, ...], Any] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
 
     @property
     def devices(self) -> int:
@@ -272,13 +253,11 @@ class ExperimentDesign:
             return self.one_device("real")
         return Trial(plan=self._one_device_plan(batch=self.plan.batch))
 
-    @cached_trial
     def one_device(self, input_: Input, device: int = 0, **changes: Any) -> Trial:
         """One device alone, with its share of the work of N."""
         plan = self._one_device_plan(batch=self.batch_per_device).edit(**changes)
         return Trial(plan=plan, variant=Variant(input=input_, device=device))
 
-    @cached_trial
     def one_device_with(self, input_: Input, **interventions: Any) -> Trial:
         """One device alone under further interventions."""
         variant = Variant(input=input_, **interventions)
@@ -293,7 +272,6 @@ class ExperimentDesign:
             anomaly_detection=not self.detects_anomalies,
         )
 
-    @cached_trial
     def with_expandable_segments(self, trial: Trial) -> Trial:
         """Return ``trial`` with expandable segments if the allocator had to try again."""
         if not self.has_allocator_retries:
@@ -301,7 +279,6 @@ class ExperimentDesign:
         variant = trial.variant.merge(Variant(expandable_segments=True))
         return Trial(plan=trial.plan, variant=variant)
 
-    @cached_trial
     def replicas(self, input_: Input, **interventions: Any) -> Trial:
         """N independent devices at the same time, each with a process of its own.
 
@@ -312,7 +289,6 @@ class ExperimentDesign:
             return Trial(plan=plan, variant=Variant(input=input_))
         return Trial(plan=plan, variant=Variant(input=input_, independent=True, **interventions))
 
-    @cached_trial
     def no_allreduce(self, input_: Input, devices: tuple[int, ...] = ()) -> Trial:
         """Data parallel without gradient exchange; rank k drives ``devices[k]``.
 
@@ -323,22 +299,18 @@ class ExperimentDesign:
         variant = Variant(input=input_, exchange="none", devices=devices)
         return Trial(plan=self.plan, variant=variant.merge(self.gradients_only))
 
-    @cached_trial
     def barrier_only(self, input_: Input) -> Trial:
         """Data parallel, with an all-reduce of one element per bucket."""
         variant = Variant(input=input_, exchange="barrier")
         return Trial(plan=self.plan, variant=variant.merge(self.gradients_only))
 
-    @cached_trial
     def actual(self, input_: Input = "real", **interventions: Any) -> Trial:
         return Trial(plan=self.plan, variant=Variant(input=input_, **interventions))
 
-    @cached_trial
     def one_allreduce(self, input_: Input = "real") -> Trial:
         """The real run with no communication but one gradient exchange per step."""
         return Trial(plan=self.plan, variant=Variant(input=input_).merge(self.gradients_only))
 
-    @cached_trial
     def with_plan(self, **changes: Any) -> Trial:
         return Trial(plan=self.plan.edit(**changes))
 

@@ -63,7 +63,7 @@ def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Tria
     if design.devices > 1:
         return []
     builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
-    half_ms = builder.achieved_ms(builder.view) / 2
+    half_ms = builder.fit.value(builder.achieved_ms) / 2
     return [
         trial
         for finding in builder.one_device_findings()
@@ -83,13 +83,13 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     view = builder.view
     findings = [*builder.multi_device_findings(), *builder.one_device_findings()]
     significant = [finding for finding in findings if finding.significant]
-    step_ms = builder.achieved_ms(view)
+    step_ms = builder.fit.value(builder.achieved_ms)
     pursued = [*significant, *_suspected_findings(design, findings, significant, step_ms)]
     pursued.sort(key=lambda finding: -finding.total_ms.value)
     found: list[Trial] = []
     for cause in dict.fromkeys(finding.cause for finding in pursued):
         fixes = CAUSES_BY_ID[cause].fixes(design)
-        measured = {t: view.step(t) for flag, t in fixes.items() if flag and view.has(t)}
+        measured = {t: float(view.step(t)) for flag, t in fixes.items() if flag and view.has(t)}
         limit_ms = min(measured.values(), default=0.0) + SLOWER_FIX_FRACTION * step_ms
         found += [t for t in fixes.values() if t not in measured or measured[t] < limit_ms]
     found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
@@ -121,7 +121,7 @@ def widest_interval(design: ExperimentDesign, results: TrialResults) -> list[Tri
     )
     costs = {one.cause: one.lost_ms for one in findings}
     widths = {name: (ms.high or 0.0) - (ms.low or 0.0) for name, ms in costs.items()}
-    least_ms = MIN_INTERVAL_FRACTION * builder.achieved_ms(builder.view)
+    least_ms = MIN_INTERVAL_FRACTION * builder.fit.value(builder.achieved_ms)
     if not widths or max(widths.values()) < least_ms:
         return []
     cause = CAUSES_BY_ID[max(widths, key=lambda name: widths[name])]
@@ -168,7 +168,7 @@ def _too_long_reason(
             return "the length of an epoch is unknown"
         if (plan.warmup_steps or 0) > ((plan.epochs or 1) - 1) * steps:
             return f"epochs of {steps} steps end within the warm-up"
-        needed_s += (plan.epochs or 1) * steps * view.step(trial) / 1e3
+        needed_s += (plan.epochs or 1) * steps * float(view.step(trial)) / 1e3
     if needed_s > EPOCH_BUDGET_FRACTION * budget_s:
         fixed = ", and the trainer reads their length ahead, so that none can be shortened"
         fixed *= design.loader.length_read_ahead

@@ -14,6 +14,7 @@ from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.collectives import LATENCY
 from nfold.explain.design import Trial, name_trial
 from nfold.explain.estimate.bootstrap import MetricView, Statistic
+from nfold.explain.estimate.samples import Samples, total
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     ROW_LABELS,
@@ -58,7 +59,7 @@ class Part:
 
 def _sum_of(parts: Iterable[Part]) -> Statistic:
     costs = [part.ms for part in parts]
-    return lambda view: sum(cost(view) for cost in costs)
+    return lambda view: total(cost(view) for cost in costs)
 
 
 def _row_of(cause_id: str) -> str:
@@ -113,7 +114,7 @@ class StepAccountBuilder:
         """The account, its small rows merged into what is not attributed."""
         rows = {row: self._row(row, parts) for row, parts in self._rows.items()}
         certain = {row for row in rows if self._is_significant(rows[row])}
-        least = MIN_STEP_FRACTION * self.step_ms(self.view)
+        least = MIN_STEP_FRACTION * self.fit.value(self.step_ms)
         # Without any certain cost, show those that are likely: a hint is better than none.
         likely = {row for row in rows if not certain and (rows[row].ms.low or 0.0) > least}
         shown = {
@@ -134,7 +135,7 @@ class StepAccountBuilder:
     def _with_rest(
         self, rows: Iterable[AccountRow], step_ms: Statistic, known_ms: Statistic
     ) -> tuple[AccountRow, ...]:
-        def rest(view: MetricView) -> float:
+        def rest(view: MetricView) -> Samples:
             return step_ms(view) - self._compute_ms(view) - known_ms(view)
 
         return (
@@ -143,29 +144,29 @@ class StepAccountBuilder:
             AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
         )
 
-    def step_ms(self, view: MetricView) -> float:
+    def step_ms(self, view: MetricView) -> Samples:
         """A measured step on N devices, with its share of the time between epochs."""
         divisor = self.design.devices if self.attribution.work_is_undivided else 1
         return self.attribution.achieved_ms(view) / divisor
 
-    def _compute_ms(self, view: MetricView) -> float:
+    def _compute_ms(self, view: MetricView) -> Samples:
         if not self._has_share:
             return self.attribution.ideal_ms(view)
         return self.attribution.compute_ms(self._single, view)
 
-    def _components(self, cause: Cause) -> dict[str, float]:
+    def _components(self, cause: Cause) -> dict[str, Samples]:
         return cause.components(self.design, self.view) if cause in self._more else {}
 
-    def _cause_ms(self, cause: Cause, view: MetricView) -> float:
+    def _cause_ms(self, cause: Cause, view: MetricView) -> Samples:
         more = cause.lost_ms(self.design, view) if cause in self._more else 0.0
         return more + self._one_device_ms([cause], view)
 
-    def _one_device_ms(self, causes: Iterable[Cause], view: MetricView) -> float:
-        return sum(self._single[c](view) if c in self._single else 0.0 for c in causes)
+    def _one_device_ms(self, causes: Iterable[Cause], view: MetricView) -> Samples:
+        return total(self._single[c](view) if c in self._single else 0.0 for c in causes)
 
     def _is_significant(self, row: AccountRow) -> bool:
         named = any(one.significant and _row_of(one.cause) == row.id for one in self.findings)
-        large = row.ms.value > MIN_STEP_FRACTION * self.step_ms(self.view)
+        large = row.ms.value > MIN_STEP_FRACTION * self.fit.value(self.step_ms)
         total = _sum_of(self._rows[row.id])
         return large and (named or self.fit.is_significant(row.ms, total, self.step_ms))
 
@@ -209,7 +210,7 @@ class StepAccountBuilder:
         return self._with_rest(
             rows,
             self.attribution.one_device_step_ms,
-            lambda view: sum(total(view) for total in totals.values()),
+            lambda view: total(total(view) for total in totals.values()),
         )
 
     def changes(self, account: StepAccount) -> tuple[Change, ...]:
@@ -278,7 +279,7 @@ class StepAccountBuilder:
         setting, _ = _setting(code)
         varied, alternatives = self._alternatives(fixes)
 
-        def factor(view: MetricView) -> float:
+        def factor(view: MetricView) -> Samples:
             now = self.attribution.achieved_ms(view)
             return now / remaining_ms(now, gained(view))
 
@@ -296,7 +297,7 @@ class StepAccountBuilder:
             alternatives=alternatives,
         )
 
-    def _after_ms(self, trial: Trial, view: MetricView) -> float:
+    def _after_ms(self, trial: Trial, view: MetricView) -> Samples:
         return self.step_ms(view) - self.attribution.saved_ms(trial, view)
 
     def _current_value(self, setting: str) -> str:
@@ -350,7 +351,7 @@ class StepAccountBuilder:
         )
 
 
-def _difference(whole: Statistic, part: Statistic, view: MetricView) -> float:
+def _difference(whole: Statistic, part: Statistic, view: MetricView) -> Samples:
     return whole(view) - part(view)
 
 

@@ -159,7 +159,7 @@ def epoch_boundary_lower_bound(
     full = design.actual()
     steps = design.epoch_steps(full.plan)
     if steps and view.has_epoch_gap(full) and not view.has_epoch_gap(design.baseline):
-        seconds, fix = view.epoch_gap(full) * steps / 1e3, EPOCH_BOUNDARY.fix(design, view)
+        seconds, fix = float(view.epoch_gap(full)) * steps / 1e3, EPOCH_BOUNDARY.fix(design, view)
         return LowerBound(
             seconds=seconds, steps=steps, devices=design.devices, fix=fix, is_complete=True
         )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar, cast
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples, total
 
-CauseMethod = TypeVar("CauseMethod", bound=Callable[..., Any])
 MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
 INPUT_BOUND_FRACTION = 0.3  # of a step of one device: input that costs more may hide other costs
 ONE_PROCESS = "one process drives all devices"
@@ -31,8 +33,8 @@ class Contrast:
     trial: Trial
     base: Trial
     name: str = ""
-    metric: Callable[[MetricView, Trial], float] = MetricView.step
-    base_metric: Callable[[MetricView, Trial], float] = MetricView.step
+    metric: Callable[[MetricView, Trial], Samples] = MetricView.step
+    base_metric: Callable[[MetricView, Trial], Samples] = MetricView.step
     less: Contrast | None = None
     real: Contrast | None = None
     base_first: bool = False
@@ -42,12 +44,12 @@ class Contrast:
         own = (self.base, self.trial) if self.base_first else (self.trial, self.base)
         return own if self.less is None else (*own, *self.less.trials)
 
-    def cost_ms(self, view: MetricView) -> float:
+    def cost_ms(self, view: MetricView) -> Samples:
         """Return the cost with the input of the trials."""
         cost = self.metric(view, self.trial) - self.base_metric(view, self.base)
         return cost if self.less is None else cost - self.less.cost_ms(view)
 
-    def exposed_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def exposed_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return the smaller of the costs without and with the real input.
 
         A cost that hides behind slower input gains nothing when it goes, and what the real input
@@ -58,11 +60,12 @@ class Contrast:
         if self.real is None:
             return cost
         if view.has(*self.real.trials):
-            return min(cost, max(0.0, self.real.cost_ms(view)))
-        if not view.final or not is_input_bound(design, view):
+            return np.minimum(cost, np.maximum(0.0, self.real.cost_ms(view)))
+        if not view.final or not has_input(design, view):
             return cost
         lost = view.step(design.actual()) - view.step(design.one_device("real"))
-        return min(cost, max(0.0, lost))
+        exposed = np.minimum(cost, np.maximum(0.0, lost))
+        return np.where(is_input_bound(design, view), exposed, cost)
 
 
 def with_both_inputs(design: ExperimentDesign, contrast: Callable[[Input], Contrast]) -> Contrast:
@@ -77,33 +80,6 @@ def without_retries(design: ExperimentDesign, trial: Trial, base: Trial) -> Cont
 
 def _trials_of(contrasts: Iterable[Contrast]) -> tuple[Trial, ...]:
     return tuple(dict.fromkeys(trial for contrast in contrasts for trial in contrast.trials))
-
-
-def cached_per_view(method: CauseMethod) -> CauseMethod:
-    """Cache a method of a cause per view, design and trials."""
-
-    @functools.wraps(method)
-    def cached(cause: Cause, design: ExperimentDesign, view: MetricView, *trials: Trial) -> Any:
-        key = (method, cause, id(design), *trials)
-        if key not in view.cache:
-            # The value holds the design, so that no other design gets its id.
-            view.cache[key] = (method(cause, design, view, *trials), design)
-        return view.cache[key][0]
-
-    return cast(CauseMethod, cached)
-
-
-def cached_per_design(method: CauseMethod) -> CauseMethod:
-    """Cache a method of a cause per design: a bootstrap calls it thousands of times."""
-
-    @functools.wraps(method)
-    def cached(cause: Cause, design: ExperimentDesign) -> Any:
-        key = (method, cause)
-        if key not in design.cache:
-            design.cache[key] = method(cause, design)
-        return design.cache[key]
-
-    return cast(CauseMethod, cached)
 
 
 class Cause:
@@ -157,12 +133,6 @@ class Cause:
         """Return further trials, which show what a fix would gain."""
         return ()
 
-    @cached_per_design
-    def known_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
-        """Return ``contrasts``, built once."""
-        return self.contrasts(design)
-
-    @cached_per_design
     def multi_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         """Return ``trials`` if there are several devices."""
         return self.trials(design) if design.devices > 1 else ()
@@ -174,7 +144,7 @@ class Cause:
 
     def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
         """Return the measured trials that determine ``lost_ms``; none if they are too few."""
-        trials, contrasts = self.multi_device_trials(design), self.known_contrasts(design)
+        trials, contrasts = self.multi_device_trials(design), self.contrasts(design)
         if not contrasts:
             return trials if view.has(*trials) else ()
         return _trials_of(c for c in contrasts if trials and view.has(*c.trials))
@@ -195,40 +165,37 @@ class Cause:
         """Return why no trial can ever show the unknown part, or None."""
         return None
 
-    @cached_per_view
-    def contrast_costs(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+    def contrast_costs(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
         """Return the costs of the measured ``contrasts`` by their names."""
-        known = (one for one in self.known_contrasts(design) if view.has(*one.trials))
+        known = (one for one in self.contrasts(design) if view.has(*one.trials))
         return {one.name: one.exposed_ms(design, view) for one in known}
 
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
         """Return the parts of ``lost_ms`` by name, if they are known."""
         return {name: ms for name, ms in self.contrast_costs(design, view).items() if name}
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what a step on N devices loses to it."""
-        return sum(self.contrast_costs(design, view).values())
+        return total(self.contrast_costs(design, view).values())
 
-    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return the least gain of removing it: less than ``lost_ms`` if a fix has a cost."""
         return self.lost_ms(design, view)
 
-    def known_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def known_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return ``lost_ms`` if it is known, else 0."""
         return self.lost_ms(design, view) if self.available_trials(design, view) else 0.0
 
-    @cached_per_view
-    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what a step on N devices loses to it, with what one device loses too."""
         single = self.one_device_trials(design)
         one = self.one_device_ms(design, view) if single and view.has(*single) else 0.0
         both = self.known_ms(design, view), one
-        return max(0.0, *both) if self.same_loss else max(0.0, sum(both))
+        return np.maximum(0.0, np.maximum(*both) if self.same_loss else sum(both))
 
-    @cached_per_view
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what a step of one device alone loses to it."""
-        return sum(one.cost_ms(view) for one in self.one_device_contrasts(design))
+        return total(one.cost_ms(view) for one in self.one_device_contrasts(design))
 
     def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
         """Return ``one_device_ms`` with its interval if only the probe run shows it."""
@@ -258,16 +225,22 @@ class Cause:
         return [trial for trial in self.fixes(design).values() if view.has(trial)]
 
 
-def remaining_ms(step_ms: float, gained_ms: float, floor_ms: float = 0.0) -> float:
+def remaining_ms(step_ms: Samples, gained_ms: Samples, floor_ms: Samples = 0.0) -> Samples:
     """Return a step after a gain: at least ``floor_ms`` and a small fraction of the step."""
-    return max(MIN_REMAINING_FRACTION * step_ms, min(floor_ms, step_ms), step_ms - gained_ms)
+    least = np.maximum(MIN_REMAINING_FRACTION * step_ms, np.minimum(floor_ms, step_ms))
+    return np.maximum(least, step_ms - gained_ms)
 
 
-def is_input_bound(design: ExperimentDesign, view: MetricView) -> bool:
-    """Return whether a large part of the step of one device is its input."""
+def has_input(design: ExperimentDesign, view: MetricView) -> bool:
+    """Return whether the input of one device was measured, with real and cheapest input."""
+    one = design.one_device
+    measured = view.has(design.actual(), one("real"), one(design.cheapest_input))
+    return measured and not design.uses_one_process
+
+
+def is_input_bound(design: ExperimentDesign, view: MetricView) -> NDArray[np.bool_] | bool:
+    """Return whether a large part of the step of one device is its input, if that was measured."""
     real, cheapest = design.one_device("real"), design.one_device(design.cheapest_input)
-    if design.uses_one_process or not view.has(design.actual(), real, cheapest):
-        return False
     return view.step(real) - view.step(cheapest) > INPUT_BOUND_FRACTION * view.step(real)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from itertools import zip_longest
 from statistics import fmean
 
+import numpy as np
+
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, Contrast, cached_per_view
+from nfold.explain.causes.cause import Cause, Contrast
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import MIN_STEP_FRACTION
 
 
@@ -45,14 +48,13 @@ class MemoryCause(Cause):
         own = self.multi_device_trials(design)
         return tuple(filter(view.has, own)) if view.has(*own[:2], design.one_device("real")) else ()
 
-    @cached_per_view
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         (contrast,) = self.contrasts(design)
         if view.has(*contrast.trials):
             return contrast.cost_ms(view)
         # A lower bound: one device loses less than all of its step.
         on_n = view.step(contrast.trial) - view.step(contrast.base)
-        return max(0.0, on_n - view.step(design.one_device("real")))
+        return np.maximum(0.0, on_n - view.step(design.one_device("real")))
 
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         one = design.one_device("real")
@@ -101,7 +103,7 @@ class LayoutCause(Cause):
             return (own, design.one_device_with(design.cheapest_input, channels_last=True))
         return (design.one_device("real"),)
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         estimate = self.direct_estimate(design)
         if estimate is not None:
             return estimate.value

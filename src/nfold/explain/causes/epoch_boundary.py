@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, cached_per_view
+from nfold.explain.causes.cause import Cause
 from nfold.explain.causes.launch_bound import idle_trial, shared_host_gap_ms
 from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples
 
 TrialPredicate = Callable[[Trial], bool]
-TrialValue = Callable[[Trial], float]
+TrialValue = Callable[[Trial], Samples]
 ENDLESS_BATCHES = 10_000_000  # per epoch: a day at 9 ms per batch
 
 
@@ -55,7 +56,7 @@ class EpochBoundaryCause(Cause):
         return (
             self.has_epoch_gaps(design, view)
             or self.has_periodic_work(design, view)
-            or shared_host_gap_ms(design, view) > 0
+            or float(shared_host_gap_ms(design, view)) > 0
         )
 
     def unknown_part(self, design: ExperimentDesign, view: MetricView) -> str | None:
@@ -85,26 +86,25 @@ class EpochBoundaryCause(Cause):
         if self.has_periodic_work(design, view):
             yield view.has_periodic, view.periodic_ms
 
-    @cached_per_view
-    def ms_per_step(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
+    def ms_per_step(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> Samples:
         """Return the milliseconds per step that are known of a trial."""
         return sum(value(trial) for has, value in self._measured_values(design, view) if has(trial))
 
-    def saved_ms(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> float:
+    def saved_ms(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> Samples:
         """Return the milliseconds per step that a trial saves, as far as they are known."""
         full = design.actual()
         known = [value for has, value in self._measured_values(design, view) if has(trial)]
         return sum(value(full) - value(trial) for value in known)
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return self.ms_per_step(design, view, design.actual()) - self._one_device_ms(design, view)
 
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
         full, one = self.trials(design)
         gaps = self.has_epoch_gaps(design, view)
         periodic = self.has_periodic_work(design, view)
 
-        def more(value: TrialValue) -> float:
+        def more(value: TrialValue) -> Samples:
             return value(full) - value(one) / design.work_divisor
 
         within = more(view.periodic_ms) if periodic else 0.0
@@ -123,14 +123,14 @@ class EpochBoundaryCause(Cause):
     def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         return (design.baseline,)
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return self._one_device_ms(design, view) + shared_host_gap_ms(design, view)
 
-    def _one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def _one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return self.ms_per_step(design, view, design.baseline) / design.work_divisor
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        gap_ms = shared_host_gap_ms(design, view)
+        gap_ms = float(shared_host_gap_ms(design, view))
         if design.profile is None or 2 * gap_ms < self.one_device_ms(design, view):
             return self._advice(design, view, design.baseline)
         return pytorch.reduce_host_gap(design, gap_ms)
@@ -139,13 +139,15 @@ class EpochBoundaryCause(Cause):
         return self._advice(design, view, design.actual())
 
     def _advice(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> str:
-        gap = view.epoch_gap(trial) if view.has_epoch_gap(trial) else 0.0
-        within = view.periodic_ms(trial) if self.has_periodic_work(design, view) else 0.0
+        gap = float(view.epoch_gap(trial)) if view.has_epoch_gap(trial) else 0.0
+        periodic = self.has_periodic_work(design, view)
+        within = float(view.periodic_ms(trial)) if periodic else 0.0
         if design.profile is not None and within > gap:
-            every = view.metric(trial, "period") or view.metric(design.baseline, "period") or 1.0
+            periods = (view.metric(one, "period") for one in (trial, design.baseline))
+            every = float(next((one for one in periods if one is not None), 1.0))
             return pytorch.reduce_periodic_work(design, every, within * every)
         if design.profile is not None:
-            waits = 2 * view.first_batch_wait(trial) > gap
+            waits = 2 * float(view.first_batch_wait(trial)) > gap
             return pytorch.shorten_epoch_boundary(
                 design.profile, waits=waits, ranks=design.gap_locations
             )

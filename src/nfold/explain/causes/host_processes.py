@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from nfold.explain.advice import pytorch
 from nfold.explain.causes.cause import (
     ONE_PROCESS,
     Cause,
     Contrast,
-    cached_per_view,
     with_both_inputs,
     without_retries,
 )
 from nfold.explain.causes.device_memory import MEMORY
 from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples
 
 
 class SingleProcessCause(Cause):
@@ -36,7 +38,7 @@ class SingleProcessCause(Cause):
             return ()
         return (design.replicas("real", exchange_after_backward=True),)
 
-    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         # DistributedDataParallel gains between this, where no compute hides the gradient exchange
         # of the replicas, and ``lost_ms``.
         late = self.refining_trials(design)
@@ -74,15 +76,14 @@ class ThreadsCause(Cause):
 
         return (with_both_inputs(design, shared), *_oversubscription(design))
 
-    @cached_per_view
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         shared, *_ = self.contrasts(design)
         between = shared.exposed_ms(design, view) if view.has(*shared.trials) else 0.0
         # Allocator retries of several processes delay each other in the driver: cause "memory".
-        retries = min(MEMORY.known_ms(design, view), between)
-        return between - max(0.0, retries) + self.oversubscription_ms(design, view)
+        retries = np.minimum(MEMORY.known_ms(design, view), between)
+        return between - np.maximum(0.0, retries) + self.oversubscription_ms(design, view)
 
-    def oversubscription_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def oversubscription_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what more threads than cores cost input, which looks like slow input; 0 if unknown."""
         known = [one for one in _oversubscription(design) if view.has(*one.trials)]
         return known[0].cost_ms(view) if known else 0.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from nfold.core.input_rates import host_decodes_for_gpus
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
 from nfold.explain.causes.cause import (
     Cause,
     Contrast,
-    cached_per_view,
+    has_input,
     is_input_bound,
     without_retries,
 )
@@ -21,11 +23,14 @@ from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.causes.work_division import ImbalanceCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples, ratio, total
 from nfold.explain.metrics import loading_ms_per_step
 
 CANNOT_REPLAY_INPUT = "no DataLoader or batch function found: input cannot be replayed"
 WORKER_FACTORS = (2, 4)  # of a script's number of workers, to try
-CpuAndStorage = tuple[float, float]  # milliseconds of computing batches, and of waiting for storage
+CpuAndStorage = tuple[
+    Samples, Samples
+]  # milliseconds of computing batches, and of waiting for storage
 
 
 class CopiesCause(Cause):
@@ -92,10 +97,9 @@ class InputCause(Cause):
         real, replayed = design.one_device("real"), design.one_device("replayed")
         return (without_retries(design, real, replayed),)
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return self.cpu_and_storage_ms(design, view)[self.part]
 
-    @cached_per_view
     def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
         """Return the extra loss of N devices."""
         whole = self._multi_device_ms(design, view)
@@ -108,7 +112,7 @@ class InputCause(Cause):
         )
         return whole - more, more
 
-    def _multi_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def _multi_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return the extra loss of N devices.
 
         Once trials with the real input show what other causes lose, it is the rest of the loss:
@@ -120,18 +124,19 @@ class InputCause(Cause):
             return more - THREADS.lost_ms(design, view)
         full = design.with_expandable_segments(design.actual())
         others = [one for one in HIDDEN_CAUSES if one.not_applicable_reason(design) is None]
-        known = view.has(*real_input_trials(design)) or (
-            view.final and is_input_bound(design, view)
-        )
-        known = known and view.has(full, *(trial for c in others for trial in c.trials(design)))
-        if design.uses_one_process or not known:
-            on_n = _real_and_replayed(design).cost_ms(view)
-            single = sum(self.one_device_cpu_and_storage_ms(design, view))
-            return on_n - single - THREADS.oversubscription_ms(design, view)
+        computing, waiting = self.one_device_cpu_and_storage_ms(design, view)
+        added = _real_and_replayed(design).cost_ms(view) - computing - waiting
+        added = added - THREADS.oversubscription_ms(design, view)
+        known = view.has(full, *(trial for c in others for trial in c.trials(design)))
+        exposed = view.has(*real_input_trials(design))
+        decided = exposed or (view.final and has_input(design, view))
+        if design.uses_one_process or not known or not decided:
+            return added
         lost = view.step(full) - view.step(real)
-        return lost - sum(cause.lost_ms(design, view) for cause in others)
+        rest = lost - total(cause.lost_ms(design, view) for cause in others)
+        return rest if exposed else np.where(is_input_bound(design, view), rest, added)
 
-    def total_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def total_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         # With the wait for the first batch of every epoch. On N devices, what replayed input saves
         # them together, less the part of storage.
         first = self.first_batch_ms(design, view)[self.part]
@@ -142,9 +147,8 @@ class InputCause(Cause):
             self.cpu_and_storage_ms(design, view)[1]
             + self.one_device_cpu_and_storage_ms(design, view)[1]
         )
-        return max(0.0, saved) + first
+        return np.maximum(0.0, saved) + first
 
-    @cached_per_view
     def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
         """Return the wait of N devices for first batches.
 
@@ -155,10 +159,10 @@ class InputCause(Cause):
             return 0.0, 0.0
         first = view.first_batch_wait(full)
         loading, waiting = view.loading_and_waiting(full)
-        read = first * min(1.0, waiting / loading) if loading > 0 else 0.0
+        read = first * np.minimum(1.0, ratio(waiting, loading))
         return first - read, read
 
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
         replicas = design.replicas("real")
         if design.is_one_process_script or not view.has(replicas, *THREADS.trials(design)):
             return {}
@@ -169,7 +173,7 @@ class InputCause(Cause):
             "waiting for the slowest loader": self.lost_ms(design, view) - contention,
         }
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return self.one_device_cpu_and_storage_ms(design, view)[self.part]
 
     def one_device_cpu_and_storage_ms(
@@ -232,7 +236,7 @@ class StorageCause(InputCause):
             return "the processes that make batches are not measured (spawned workers)"
         return None
 
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, float]:
+    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
         return {}
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
@@ -269,8 +273,8 @@ def _first_workers(design: ExperimentDesign) -> list[int]:
 
 
 def _storage_ms(
-    design: ExperimentDesign, view: MetricView, trial: Trial, exposed_ms: float
-) -> float:
+    design: ExperimentDesign, view: MetricView, trial: Trial, exposed_ms: Samples
+) -> Samples:
     """Return the part of ``exposed_ms``, the cost of input, that is waiting and not computing.
 
     If both together exceed the cost, the larger one counts in full: without the smaller one, as
@@ -280,12 +284,13 @@ def _storage_ms(
     if design.facts.fetches is None or design.batch_function is not None:
         return 0.0
     loading, waiting = view.loading_and_waiting(trial)
-    computing, exposed_ms = loading - waiting, max(0.0, exposed_ms)
-    if exposed_ms > loading > 0 and not design.plan.workers:
-        return exposed_ms * waiting / loading
-    if waiting < computing:
-        exposed_ms = max(0.0, exposed_ms - computing)
-    return min(exposed_ms, waiting)
+    computing, exposed_ms = loading - waiting, np.maximum(0.0, exposed_ms)
+    beyond_computing = np.maximum(0.0, exposed_ms - computing)
+    shown = np.minimum(np.where(waiting < computing, beyond_computing, exposed_ms), waiting)
+    if design.plan.workers:
+        return shown
+    in_proportion = exposed_ms * ratio(waiting, loading)
+    return np.where((exposed_ms > loading) & (loading > 0), in_proportion, shown)
 
 
 def real_input_trials(design: ExperimentDesign) -> tuple[Trial, ...]:

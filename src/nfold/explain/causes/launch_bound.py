@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
+
 from nfold.core.script_profile import ScriptProfile
 from nfold.explain.advice import pytorch
 from nfold.explain.causes.cause import Cause, Contrast
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import MIN_STEP_FRACTION
 
 # The modes of torch.compile to try: with CUDA graphs, and without.
@@ -37,7 +40,7 @@ class LaunchBoundCause(Cause):
         if design.scaling == "weak":
             return ()
 
-        def share(view: MetricView, whole: Trial) -> float:
+        def share(view: MetricView, whole: Trial) -> Samples:
             return view.step(whole) / design.devices
 
         return (Contrast(design.one_device("real"), design.baseline, base_metric=share),)
@@ -55,7 +58,7 @@ class LaunchBoundCause(Cause):
         captured = design.one_device_with(design.cheapest_input, captured=True)
         return (Contrast(design.one_device(design.cheapest_input), captured),)
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         if _uses_trace(design):
             return device_idle_ms(design, view) - host_gap_ms(design, view)
         if _can_capture(design):
@@ -136,16 +139,17 @@ def device_busy_ms(design: ExperimentDesign) -> float | None:
     return None if trace is None else trace.device_busy_ms
 
 
-def device_idle_ms(design: ExperimentDesign, view: MetricView) -> float:
+def device_idle_ms(design: ExperimentDesign, view: MetricView) -> Samples:
     """Return the milliseconds per step in which a GPU waits for its host."""
     trial = idle_trial(design)
     step_ms, ahead_ms = view.step(trial), view.metric(trial, "ahead")
-    if ahead_ms is None or ahead_ms > HOST_AHEAD_FRACTION * step_ms:
+    if ahead_ms is None:
         return 0.0
-    return max(0.0, step_ms - (device_busy_ms(design) or 0.0))
+    idle_ms = np.maximum(0.0, step_ms - (device_busy_ms(design) or 0.0))
+    return np.where(ahead_ms > HOST_AHEAD_FRACTION * step_ms, 0.0, idle_ms)
 
 
-def host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
+def host_gap_ms(design: ExperimentDesign, view: MetricView) -> Samples:
     """Return the host gap per step: the host has not requested the next batch nor begun the step.
 
     If no batch request is observed, the gap ends when the model is called, and may include making
@@ -160,15 +164,18 @@ def host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
         return 0.0
     if not view.has(trial) or (design.plan.device == "cuda" and device_busy_ms(design) is None):
         return 0.0
-    step_ms, gap_ms = view.step(trial), view.metric(trial, "host_gap") or 0.0
-    lost = min(gap_ms, step_ms if design.plan.device == "cpu" else device_idle_ms(design, view))
-    return lost if lost > MIN_STEP_FRACTION * step_ms else 0.0
+    step_ms, gap_ms = view.step(trial), view.metric(trial, "host_gap")
+    if gap_ms is None:
+        return 0.0
+    limit_ms = step_ms if design.plan.device == "cpu" else device_idle_ms(design, view)
+    lost = np.minimum(gap_ms, limit_ms)
+    return np.where(lost > MIN_STEP_FRACTION * step_ms, lost, 0.0)
 
 
-def shared_host_gap_ms(design: ExperimentDesign, view: MetricView) -> float:
+def shared_host_gap_ms(design: ExperimentDesign, view: MetricView) -> Samples:
     """Return the host gap that every rank has: a longer gap of one rank delays the others."""
     lost = host_gap_ms(design, view)
     if design.devices == 1:
         return lost
     shared = view.metric(design.no_allreduce(design.cheapest_input), "host_gap")
-    return lost if shared is None else min(lost, shared)
+    return lost if shared is None else np.minimum(lost, shared)

@@ -7,6 +7,7 @@ from nfold.explain.advice.trainers import trainer_advice
 from nfold.explain.causes.cause import ONE_PROCESS, Cause, Contrast, with_both_inputs
 from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.estimate.samples import Samples, smallest
 from nfold.explain.metrics import slow_clock_advice
 
 SAME_SAMPLES = "same_samples"  # the kind of the caveat, from hashes of the samples of each rank
@@ -22,7 +23,7 @@ class UndividedWorkCause(Cause):
     def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
         return (design.actual(),)
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         return (design.devices - 1) * view.step(design.actual())
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
@@ -57,11 +58,11 @@ class ImbalanceCause(Cause):
             return ()
         return (*self.trials(design), design.one_device(design.cheapest_input))
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> float:
+    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         (trial, _) = self.one_device_trials(design)
         if len(view.reference) != 1:
             return 0.0
-        return view.reference_step(trial) - min(view.step_by_rank(trial).values())
+        return view.reference_step(trial) - smallest(view.step_by_rank(trial).values())
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         slow, slowdown = _slow_rank(view, design.no_allreduce(design.cheapest_input))
@@ -99,7 +100,7 @@ def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) ->
         return None
     extra = design.host_gaps_ms[slow] - min(design.host_gaps_ms)
     steps = view.step_by_rank(design.no_allreduce(design.cheapest_input))
-    slower = steps[slow] - min(steps.values())
+    slower = float(steps[slow] - smallest(steps.values()))
     return min(extra, slower) if 2 * extra > slower else None
 
 
@@ -110,4 +111,5 @@ def _slow_rank(view: MetricView, trial: Trial) -> tuple[int | None, float]:
         return None, 1.0
     slow = max(steps, key=lambda rank: steps[rank])
     second = max(value for rank, value in steps.items() if rank != slow)
-    return slow if steps[slow] > SLOW_RANK_RATIO * second else None, steps[slow] / second
+    slowdown = float(steps[slow] / second)
+    return slow if slowdown > SLOW_RANK_RATIO else None, slowdown

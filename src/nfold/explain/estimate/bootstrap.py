@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
-from nfold.core.stats import CONFIDENCE_LEVEL, Interval, quantile
+import numpy as np
+from numpy.typing import NDArray
+
+from nfold.core.stats import CONFIDENCE_LEVEL, Interval
 from nfold.core.variant import Variant
 from nfold.explain.design import Trial, over_short_epochs, over_whole_epochs
 from nfold.explain.estimate import uncertainty
@@ -32,6 +34,7 @@ from nfold.explain.estimate.median_polish import (
     log_values,
     polish_rounds,
 )
+from nfold.explain.estimate.samples import Samples
 from nfold.explain.metrics import ADDITIVE_METRICS
 from nfold.explain.result.budget import MIN_STEP_FRACTION, exceeds_noise
 
@@ -39,58 +42,59 @@ RESAMPLES = 500
 WINDOW_METRICS = ("step", "loading", "waiting")  # of the same windows: they share one error
 EPOCH_METRICS = ("gap", "first")  # of the same epoch boundaries: they share one error
 
-Statistic = Callable[["MetricView"], float]
+Statistic = Callable[["MetricView"], Samples]
+Value = TypeVar("Value")
 # Residuals of the steps by trial or process tree, round and trial.
 StepResiduals = dict[object, dict[int, dict[Trial, float]]]
 
 
 @dataclass(frozen=True)
 class MetricView:
-    """One value for every metric of every trial: the fitted ones, or a resample of them.
+    """Every metric of every trial: the fitted values, or arrays of them and their resamples.
 
     ``reference`` are the ranks that represent one device if ranks do not synchronize. ``final`` is
     whether nothing more will be measured. ``failed_trials`` could not run.
     """
 
-    values: Mapping[MetricKey, float]
+    values: Mapping[MetricKey, Samples]
     reference: tuple[int, ...] = ()
     final: bool = True
     failed_trials: frozenset[Trial] = frozenset()
-    cache: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def metric(self, trial: Trial, name: str) -> float | None:
+    def metric(self, trial: Trial, name: str) -> Samples | None:
         """Return a metric of ``nfold.explain.metrics``, None if it is unknown."""
         return self.values.get((trial, name))
 
-    def step(self, trial: Trial) -> float:
+    def step(self, trial: Trial) -> Samples:
         """Milliseconds of a step."""
         return self.values[trial, "step"]
 
-    def reference_step(self, trial: Trial) -> float:
+    def reference_step(self, trial: Trial) -> Samples:
         """Milliseconds of a step of the reference ranks by themselves."""
         found = [self.values.get((trial, f"rank {k}")) for k in self.reference]
         known = [value for value in found if value is not None]
         return sum(known) / len(known) if known else self.step(trial)
 
-    def step_by_rank(self, trial: Trial) -> dict[int, float]:
+    def step_by_rank(self, trial: Trial) -> dict[int, Samples]:
         """Milliseconds of a step of every rank, if ranks do not synchronize."""
         return _steps_by_rank(self.values, lambda one: one == trial)
 
-    def slowest_rank_step(self, trial: Trial) -> float:
+    def slowest_rank_step(self, trial: Trial) -> Samples:
         """Milliseconds of a step if ranks did synchronize."""
         return self.values[trial, "slowest"]
 
-    def epoch_gap(self, trial: Trial) -> float:
+    def epoch_gap(self, trial: Trial) -> Samples:
         """Milliseconds per step between epochs."""
         gap = self._epoch_metric(trial, "gap")
         assert gap is not None
         return gap
 
-    def first_batch_wait(self, trial: Trial) -> float:
+    def first_batch_wait(self, trial: Trial) -> Samples:
         """Milliseconds per step of waiting for the first batch of an epoch."""
-        return self._epoch_metric(trial, "first") or 0.0
+        first = self._epoch_metric(trial, "first")
+        return 0.0 if first is None else first
 
-    def periodic_ms(self, trial: Trial) -> float:
+    def periodic_ms(self, trial: Trial) -> Samples:
         """Milliseconds per step of periodic work."""
         return self.values[trial, "periodic"]
 
@@ -102,7 +106,7 @@ class MetricView:
         """Return whether an epoch ended while the trial was measured, over steps or whole epochs."""
         return self._epoch_metric(trial, "gap") is not None
 
-    def loading_and_waiting(self, trial: Trial) -> tuple[float, float]:
+    def loading_and_waiting(self, trial: Trial) -> tuple[Samples, Samples]:
         """Milliseconds per step of making batches, and the part of them spent waiting."""
         return self.values.get((trial, "loading"), 0.0), self.values.get((trial, "waiting"), 0.0)
 
@@ -110,7 +114,7 @@ class MetricView:
         """Return whether all trials were measured."""
         return all((trial, "step") in self.values for trial in trials)
 
-    def _epoch_metric(self, trial: Trial, name: str) -> float | None:
+    def _epoch_metric(self, trial: Trial, name: str) -> Samples | None:
         found = self.metric(trial, name)
         if found is None:
             found = self.metric(over_whole_epochs(trial), name)
@@ -156,25 +160,25 @@ class BootstrapFit:
             errors = [error for one, error in standard_errors if (one in self._host_ahead) == ahead]
             self._tree_errors[ahead] = self._tree_error_model(of_trees, errors, ahead)
             self._run_errors |= self._interleaved_errors(of_runs, free, within_errors or {}, ahead)
-        fitted = self._values(None)
-        self.view = MetricView(
-            fitted, _reference_ranks(fitted, self._relative_error), final, frozenset(failed_trials)
-        )
+        fitted = {key: self._fitted_value(key) for key in self._rounds}
+        reference = _reference_ranks(fitted, self._relative_error)
+        self.view = MetricView(fitted, reference, final, frozenset(failed_trials))
         self._resamples = resamples
-        self._resampled: list[MetricView] | None = None
+        self._sampled_view: MetricView | None = None
+
+    def value(self, statistic: Statistic) -> float:
+        """Return a statistic of the fitted values."""
+        return float(statistic(self.view))
 
     def interval(self, statistic: Statistic) -> Interval:
         """Return a statistic of a view with its 95 % interval."""
-        if self._resampled is None:
-            draws = random.Random(0)
-            self._resampled = [
-                dataclasses.replace(self.view, values=self._values(draws))
-                for _ in range(self._resamples)
-            ]
-        drawn = sorted(statistic(view) for view in self._resampled)
-        point, tail = statistic(self.view), (1 - CONFIDENCE_LEVEL) / 2
-        low, high = quantile(drawn, tail), quantile(drawn, 1 - tail)
-        return Interval(point, min(low, point), max(high, point))
+        if self._sampled_view is None:
+            self._sampled_view = dataclasses.replace(self.view, values=self._sampled_values())
+        tail = (1 - CONFIDENCE_LEVEL) / 2
+        drawn = statistic(self._sampled_view)
+        low, high = np.quantile(drawn, (tail, 1 - tail), method="nearest")  # may be infinite
+        point = self.value(statistic)
+        return Interval(point, min(float(low), point), max(float(high), point))
 
     def is_significant(self, loss: Interval, statistic: Statistic, step: Statistic) -> bool:
         """Return whether ``loss``, the interval of a statistic, exceeds the noise.
@@ -182,48 +186,54 @@ class BootstrapFit:
         It may also exceed the noise as a share of the step: process trees that differ as a whole
         leave the share of a large loss unchanged.
         """
-        step_ms = step(self.view)
+        step_ms = self.value(step)
         return loss.value > MIN_STEP_FRACTION * step_ms and (
             exceeds_noise(loss, step_ms)
             or exceeds_noise(self.interval(lambda view: statistic(view) / step(view)), 1.0)
         )
 
-    def _values(self, draws: random.Random | None) -> dict[MetricKey, float]:
-        shared: dict[object, float] = {}
-        return {key: self._value(key, draws, shared) for key in self._rounds}
+    def _fitted_value(self, key: MetricKey) -> float:
+        return fmean(self._additive[key]) if key in self._additive else math.exp(self._effects[key])
 
-    def _value(
-        self, key: MetricKey, draws: random.Random | None, shared: dict[object, float]
-    ) -> float:
-        rounds, error = self._rounds[key], 0.0
-        if draws is not None:
-            errors = [self._error((key[0], number), draws, shared) for number in rounds]
-            error = fmean(errors) * (MEDIAN_ERROR_RATIO if len(rounds) > 2 else 1.0)
+    def _sampled_values(self) -> dict[MetricKey, Samples]:
+        """Return the resamples of all values. Metrics of the same time share their draws."""
+        draws = np.random.default_rng(0)
+        trees = {
+            tree: draws.standard_normal(self._resamples)
+            for tree in dict.fromkeys(self._process_trees.values())
+        }
+        errors: dict[Hashable, NDArray[np.float64]] = {}
+        found: dict[MetricKey, Samples] = {}
+        for key, rounds in self._rounds.items():
             same = _shared_error_key(key)
-            error = error if same is None else shared.setdefault(same, error)
-        if key in self._additive:
-            return fmean(self._resampled_additive(key, draws, shared)) * math.exp(error)
-        return math.exp(self._effects[key] + error)
+            if same not in errors:
+                drawn = [self._run_error((key[0], number), draws, trees) for number in rounds]
+                factor = MEDIAN_ERROR_RATIO if len(rounds) > 2 else 1.0
+                errors[same] = factor * np.mean(drawn, axis=0)
+            scale = np.exp(errors[same])
+            if key not in self._additive:
+                found[key] = scale * math.exp(self._effects[key])
+                continue
+            values = np.array(self._additive[key])
+            places = (*same, len(values))
+            if places not in errors:
+                errors[places] = draws.random((self._resamples, len(values)))
+            chosen = (errors[places] * len(values)).astype(int)
+            found[key] = scale * values[chosen].mean(axis=1)
+        return found
 
-    def _resampled_additive(
-        self, key: MetricKey, draws: random.Random | None, shared: dict[object, float]
-    ) -> Sequence[float]:
-        values, same = self._additive[key], _shared_error_key(key)
-        if draws is None:
-            return values
-        if same is None:
-            return draws.choices(values, k=len(values))
-        places = (shared.setdefault((same, n), draws.random()) for n in range(len(values)))
-        return [values[int(place * len(values))] for place in places]
-
-    def _error(self, run: TrialRun, draws: random.Random, shared: dict[object, float]) -> float:
-        tree, model = self._process_trees.get(run), self._tree_errors[run[0] in self._host_ahead]
+    def _run_error(
+        self,
+        run: TrialRun,
+        draws: np.random.Generator,
+        trees: Mapping[str, NDArray[np.float64]],
+    ) -> NDArray[np.float64]:
+        model = self._tree_errors[run[0] in self._host_ahead]
+        tree = self._process_trees.get(run)
         if tree is None:
-            return model.error(draws.random())
-        if tree not in shared:
-            shared[tree] = draws.random()
-        own = self._run_errors[run] * draws.gauss(0, 1)
-        return model.error(shared[tree]) + own
+            return model.errors(draws.standard_normal(self._resamples))
+        own = self._run_errors[run] * draws.standard_normal(self._resamples)
+        return model.errors(trees[tree]) + own
 
     def _relative_error(self, trial: Trial) -> float:
         return self._tree_errors[trial in self._host_ahead].root_mean_square
@@ -260,11 +270,12 @@ class BootstrapFit:
         return {one: value for one, value in members.items() if (one in self._host_ahead) == ahead}
 
 
-def _shared_error_key(key: MetricKey) -> object:
+def _shared_error_key(key: MetricKey) -> tuple[Hashable, ...]:
     trial, name = key
-    if name in WINDOW_METRICS:
-        return trial
-    return (trial, EPOCH_METRICS) if name in EPOCH_METRICS else None
+    for same in (WINDOW_METRICS, EPOCH_METRICS):
+        if name in same:
+            return (trial, same)
+    return key
 
 
 def _split_residuals(
@@ -303,8 +314,8 @@ def _degrees_of_freedom(residuals: Mapping[Any, Mapping[int, object]]) -> int:
 
 
 def _steps_by_rank(
-    values: Mapping[MetricKey, float], accepts: Callable[[Trial], bool]
-) -> dict[int, float]:
+    values: Mapping[MetricKey, Value], accepts: Callable[[Trial], bool]
+) -> dict[int, Value]:
     return {
         int(name.removeprefix("rank ")): value
         for (trial, name), value in values.items()

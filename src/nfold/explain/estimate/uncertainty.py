@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nfold.core.stats import MAD_TO_SIGMA
 from nfold.explain.estimate.median_polish import Member
@@ -28,8 +31,6 @@ STUDENT_T = (
 )
 # fmt: on
 NORMAL_QUANTILE = 1.96
-MIN_DRAW = 1e-9  # of a uniform draw: the normal quantile of 0 is infinite
-STANDARD_NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ class ErrorModel:
     standard_deviation: float
     residuals: tuple[float, ...] = ()
 
-    def error(self, drawn: float) -> float:
-        """Return the quantile ``drawn`` (0 to 1) of the error; a draw may be shared."""
-        if self.residuals:
-            return self.residuals[int(drawn * len(self.residuals))]
-        return self.standard_deviation * STANDARD_NORMAL.inv_cdf(max(drawn, MIN_DRAW))
+    def errors(self, drawn: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return errors from standard normal draws, which may be shared."""
+        if not self.residuals:
+            return self.standard_deviation * drawn
+        ranks = drawn.argsort().argsort()
+        return np.asarray(self.residuals)[ranks * len(self.residuals) // len(drawn)]
 
     @property
     def root_mean_square(self) -> float:
