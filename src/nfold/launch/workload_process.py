@@ -95,9 +95,17 @@ def wait_for_idle_children(
         meanwhile()
         before, at = at, time.perf_counter()
         used_before, used = used, _used_s(workers)
-        if used - used_before <= IDLE_CORE_SHARE * (at - before):
+        if used - used_before <= IDLE_CORE_SHARE * (at - before) and not any(
+            map(_is_runnable, workers)  # a busy host may leave it no core
+        ):
             break
     return at - begin
+
+
+def _is_runnable(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() == psutil.STATUS_RUNNING)
+    return False
 
 
 def _used_s(processes: list[psutil.Process]) -> float:

@@ -149,7 +149,11 @@ class _View:
             os.makedirs(place, exist_ok=True)
             _mount("tmpfs", place, 0, kind="tmpfs", data="mode=0755")
             for entry in os.scandir(path):
-                self._show_entry(entry)
+                try:
+                    self._show_entry(entry)
+                except FileNotFoundError:
+                    if os.path.lexists(entry.path):  # otherwise it was deleted meanwhile
+                        raise
             os.chmod(place, stat.S_IMODE(os.stat(path).st_mode))
         else:
             self._overlay(path)

@@ -124,6 +124,8 @@ def test_a_process_that_was_detached_is_named_and_left_running() -> None:
             tree = ProcessTree(root, MARKER)
             assert root.stdout is not None
             child = psutil.Process(int(root.stdout.readline()))
+            while not child.cmdline():  # its exec is not complete
+                time.sleep(0.01)
             root.wait()
             assert tree.kill() == []
             ((pid, text),) = tree.detached()

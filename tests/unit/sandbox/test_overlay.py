@@ -28,7 +28,7 @@ from nfold.sandbox import (
     unprotected_reason,
 )
 from nfold.sandbox.file_lock import lock_file
-from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, UPPER, unshare_mounts
+from nfold.sandbox.overlay import JOURNAL_ONLY, MODE_VARIABLE, UPPER, _View, unshare_mounts
 from nfold.sandbox.sandbox import CLEANUP_LOCK
 
 KILLS = 100
@@ -265,6 +265,27 @@ def test_a_folder_with_an_unusual_name_that_contains_a_mount_is_shown(
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_an_entry_that_is_deleted_while_the_view_is_built_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Beside a mount point, as often below /tmp."""
+    shown, gone = tmp_path / "shown", tmp_path / "shown" / "gone"
+    shown.mkdir()
+    gone.mkdir() if kind == "folder" else gone.touch()
+    (entry,) = os.scandir(shown)
+    gone.rmdir() if kind == "folder" else gone.unlink()
+    monkeypatch.setattr("nfold.sandbox.overlay._mount", lambda source, *_, **__: os.stat(source))
+    view = _View(tmp_path / "results", "view")
+    monkeypatch.setattr(view, "_mounts", {str(shown / "mounted"): "tmpfs"})
+    (tmp_path / "tmpfs").touch()  # the source of that kind of mount
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("nfold.sandbox.overlay.os.scandir", lambda _: [entry])
+        view.show(str(shown))
+    assert not list((tmp_path / "results").glob("upper*/*/path"))
 
 
 def test_two_processes_clean_up_one_after_the_other(project: Path, tmp_path: Path) -> None:

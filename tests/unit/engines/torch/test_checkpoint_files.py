@@ -131,7 +131,9 @@ def test_a_damaged_checkpoint_is_skipped_and_readable_ones_stay(
     good = put(tmp_path, 3, 3)
     DAMAGE[damage](put(tmp_path, 9, 9))
     assert newest_checkpoint(tmp_path) == good
-    assert "step-9 damaged; resuming from step-3" in str(skipped_checkpoints_warning(tmp_path))
+    assert "step-9 cannot be read; resuming from step-3" in str(
+        skipped_checkpoints_warning(tmp_path)
+    )
     put(tmp_path, 6, 6, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-6", "step-9"]
     put(tmp_path, 12, 12, keep=2)

@@ -102,7 +102,7 @@ def test_every_second_epoch_and_the_last_are_saved_and_two_checkpoints_stay(tmp_
 def test_training_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
     Checkpointer(_task(tmp_path), _state()).save(_samples(2), 20)
     (tmp_path / "step-30").mkdir()
-    with pytest.warns(UserWarning, match="step-30 damaged; resuming from step-20"):
+    with pytest.warns(UserWarning, match="step-30 cannot be read; resuming from step-20"):
         earlier = Checkpointer(_task(tmp_path), _state()).resume()
     assert len(earlier.epochs) == 2
 
