@@ -71,6 +71,7 @@ class Window:
             for the devices, short if the devices wait for the host. None: unknown.
         exchange_wait_s: how long a CPU device waited for the gradient exchange after its own
             backward. None: not measured.
+        batch_indices: of every step, which of the stored batches was replayed. Empty: none was.
         clock_mhz: clock of the rank's GPU, if it was read in the window.
         throttle_reason: why the clock was limited, such as the power limit.
     """
@@ -84,6 +85,7 @@ class Window:
     epoch_gap: EpochGap | None = None
     queue_drain_s: float | None = None
     exchange_wait_s: float | None = None
+    batch_indices: tuple[int, ...] = ()
     clock_mhz: float | None = None
     throttle_reason: str = ""
 

@@ -72,6 +72,7 @@ class CompletedCall(Generic[Loss]):
     loss: Loss
     steps: int
     count: int
+    batch_index: int | None
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class _WindowEnd:
     measured: bool
     fetches: FetchStats | None
     exchange_wait_s: float | None
+
+
+def _batch_indices(calls: Sequence[CompletedCall[Loss]]) -> tuple[int, ...]:
+    known = [(call.batch_index, call.steps) for call in calls if call.batch_index is not None]
+    return tuple(i for i, n in known for _ in range(n)) if len(known) == len(calls) else ()
 
 
 HASH_BITS = 64
@@ -100,7 +106,8 @@ class Recorder(Generic[Loss]):
     fetched since its last call. Fences are ``fence_interval_s`` seconds apart: after a fence the
     device waits for the host, which it does not in a training without fences.
     ``read_exchange_wait`` returns the seconds that the rank has waited for the gradient exchange
-    since its last call.
+    since its last call. ``read_batch_index`` returns the number of the replayed batch of the last
+    call, None if it was a real one.
     """
 
     rank: int
@@ -112,6 +119,7 @@ class Recorder(Generic[Loss]):
     read_fetches: Callable[[], FetchStats | None] = lambda: None
     fence_interval_s: float = 0.0
     read_exchange_wait: Callable[[], float | None] = lambda: None
+    read_batch_index: Callable[[], int | None] = lambda: None
 
     def __post_init__(self) -> None:
         # Calls, and the ends of windows, since the last fence.
@@ -152,7 +160,7 @@ class Recorder(Generic[Loss]):
         """
         self.clock.mark()
         before, self.steps = self.steps, self.steps + steps
-        self._calls.append(CompletedCall(loss, steps, count))
+        self._calls.append(CompletedCall(loss, steps, count, self.read_batch_index()))
         self._open_steps += steps
         counted, total = self._epoch_hash
         self._epoch_hash = (counted + steps * count, (total + sample_hash) % 2**HASH_BITS)
@@ -303,6 +311,7 @@ class Recorder(Generic[Loss]):
                 epoch_gap=None if first else self._epoch_gap,
                 queue_drain_s=self.clock.ahead_s if last else None,
                 exchange_wait_s=end.exchange_wait_s,
+                batch_indices=_batch_indices(calls),
             )
             pairs = zip(times_ms, calls, strict=True)
             step_ms = [ms / call.steps for ms, call in pairs for _ in range(call.steps)]

@@ -167,10 +167,13 @@ def _samples(same: Iterable[Window]) -> int:
 
 def _slowest_rank_ratio(ranks: Sequence[RankSamples]) -> float:
     # The mean over steps of the slowest rank, over that of the mean rank. The median over chunks
-    # of steps limits the weight of a disturbance to that of a window.
+    # of steps limits the weight of a disturbance to that of a window. If batches are replayed, a
+    # chunk has each of them once.
     steps = list(zip(*(rank.step_ms for rank in ranks), strict=False))
-    size = max(1, -(-len(steps) // STEP_CHUNKS))
-    chunks = [steps[k : k + size] for k in range(0, len(steps), size)]
+    replayed = len({index for window in ranks[0].windows for index in window.batch_indices})
+    size = replayed or max(1, -(-len(steps) // STEP_CHUNKS))
+    last = len(steps) // size * size if replayed else len(steps)
+    chunks = [steps[k : k + size] for k in range(0, last or len(steps), size)]
     return median([sum(map(max, chunk)) / sum(map(fmean, chunk)) for chunk in chunks])
 
 

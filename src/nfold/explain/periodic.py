@@ -233,9 +233,14 @@ def _rank_without_steps(rank: RankSamples, affected_steps: frozenset[int]) -> Ra
         if own:
             out_s = sum(ms for step, ms in pairs if step in affected_steps) / 1e3
             samples = round(window.samples * len(own) / window.steps)
+            numbered = enumerate(window.batch_indices, start=window.first_step)
             windows.append(
                 dataclasses.replace(
-                    window, seconds=window.seconds - out_s, steps=len(own), samples=samples
+                    window,
+                    seconds=window.seconds - out_s,
+                    steps=len(own),
+                    samples=samples,
+                    batch_indices=tuple(i for step, i in numbered if step not in affected_steps),
                 )
             )
             kept_ms += own

@@ -24,6 +24,7 @@ from nfold.explain.estimate.interleaved import (
     unsteady_steps,
 )
 from nfold.explain.estimate.median_polish import MetricKey, TrialRun
+from nfold.explain.estimate.replay import sampling_error, with_equal_batches
 from nfold.explain.metrics import (
     contended_core_fraction,
     equalize_epoch_gaps,
@@ -134,10 +135,16 @@ class TrialResults:
         tree_names: dict[TrialRun, str] = {}
         within_errors: dict[TrialRun, float] = {}
         standard_errors: list[tuple[Trial, float]] = []
+        sampling_errors: dict[Plan, float] = {}
         trees = [(*tree, find_periodic_work(tree[2])) for tree in self._process_trees()]
         all_periodic = [work for *_, periodic in trees for work in periodic.values()]
         for folder, number, members, periodic in trees:
             usual = _without_periodic_steps(members, periodic)
+            for trial, one in usual.items():
+                synchronize = trial.ranks_synchronize
+                error = sampling_error(one, ranks_synchronize=synchronize)
+                sampling_errors[trial.plan] = max(sampling_errors.get(trial.plan, 0.0), error)
+                usual[trial] = with_equal_batches(one, ranks_synchronize=synchronize)
             if len(members) > 1:
                 found, errors = interleaved_metrics(usual)
                 within_errors |= {(trial, number): error for trial, error in errors.items()}
@@ -160,6 +167,7 @@ class TrialResults:
             resamples,
             tree_names,
             within_errors,
+            sampling_errors,
             final=final,
             host_ahead=[trial for trial in self.runs if _host_is_ahead(trial, table)],
             failed_trials=[trial for trial in self.reasons if trial not in self.runs],

@@ -67,6 +67,7 @@ class InstrumentedRun:
             read_fetches=self._take_fetches,
             fence_interval_s=FENCE_INTERVAL_S,
             read_exchange_wait=exchange_wait.take_seconds,
+            read_batch_index=lambda: self._dataloaders.replayed_index,
         )
         self._overrides = LoaderOverrides(task, lambda: self._dataloaders.steps)
         self._variant = ActiveVariant(task)

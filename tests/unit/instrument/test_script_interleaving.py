@@ -274,3 +274,27 @@ def test_two_wrapped_models_have_no_repeated_exchange() -> None:
     seen = instrumented(training, script_task()).profile
     assert seen.accumulation == 2
     assert seen.gradient_exchanges == 1
+
+
+def test_windows_of_replayed_batches_name_them() -> None:
+    """Both kinds of replay have the same batches, so that their steps can be compared."""
+    task = _task(REAL, REPLAYED, Variant(input="resident"), steps=40)
+    given: list[bytes] = []
+
+    def training() -> None:
+        module, loader = model(), DataLoader(dataset(640), batch_size=8)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        while True:
+            for samples, labels in loader:
+                given.append(samples.numpy().tobytes())
+                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+
+    found = instrumented(training, task).samples
+    assert found is not None
+    batches: dict[int, set[bytes]] = {}
+    for slot, window in zip(found.slots, found.windows, strict=True):
+        assert len(window.batch_indices) == (0 if slot == 0 else window.steps)
+        for step, index in enumerate(window.batch_indices, start=window.first_step):
+            batches.setdefault(index, set()).add(given[step])
+    assert {index: len(same) for index, same in batches.items()} == dict.fromkeys(range(16), 1)

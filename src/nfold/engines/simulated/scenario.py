@@ -13,6 +13,7 @@ from nfold.core.plan import PLAN_FIELDS
 from nfold.core.serialization import deserialize
 from nfold.engines.base import Task
 
+OUTLIER_FACTOR = 10.0
 SCENARIO_VARIABLE = "NFOLD_SIMULATED"  # a scenario as JSON, for the command line
 
 
@@ -83,6 +84,9 @@ class Scenario:
     epoch_wait_ms: float = 0.0  # for the first batch of an epoch, if the host loads samples
     noise: float = 0.0  # sigma of a log-normal factor of median 1 per step
     process_noise: float = 0.0  # the same per process tree
+    outlier_fraction: float = 0.0  # of the steps, whose noise is OUTLIER_FACTOR as large
+    drift: float = 0.0  # sigma of a factor per part of a run, the same for interleaved variants
+    batch_spread: float = 0.0  # most over least work of a batch, less 1; batches are as large
     noise_seed: int = 0
     samples_per_epoch: int = 50_000
     final_accuracy: float = 0.9
@@ -124,7 +128,7 @@ class StepCosts:
         every = self.scenario.random_straggler_every
         return (step * 7919 + step // every) % every == self.task.rank % every
 
-    def step_ms(self, samples: int, straggles: bool) -> float:
+    def step_ms(self, samples: float, straggles: bool) -> float:
         """Return the milliseconds of a step with ``samples`` samples on the rank's device."""
         scenario, variant = self.scenario, self.task.variant
         compute_ms = scenario.compute_ms_per_sample * samples
@@ -147,7 +151,7 @@ class StepCosts:
     def _devices(self) -> int:
         return self.task.plan.devices or 1
 
-    def _additive_ms(self, samples: int) -> float:
+    def _additive_ms(self, samples: float) -> float:
         scenario, plan, variant = self.scenario, self.task.plan, self.task.variant
         layout = "channels_last" if variant.channels_last else str(plan.layout)
         cost_ms = scenario.layout_ms.get(layout, 0.0)
@@ -196,7 +200,7 @@ class StepCosts:
             cost_ms += scenario.dp_exchange_ms
         return cost_ms
 
-    def loader_ms(self, samples: int) -> tuple[float, float]:
+    def loader_ms(self, samples: float) -> tuple[float, float]:
         """Return the milliseconds that loaders compute and wait for ``samples`` samples."""
         plan, scenario = self.task.plan, self.scenario
         augments = plan.augment == "cpu" and self.task.variant.augmentation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -12,10 +13,12 @@ from math import ceil
 from statistics import fmean
 
 from nfold.core.errors import Diverged, Hung, Killed, OutOfMemory, RunFailure
+from nfold.core.interleave import MAX_CYCLES
 from nfold.core.measurement import Epoch, EpochGap, FetchStats, RankSamples, Window
 from nfold.core.variant import Variant
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.simulated.scenario import (
+    OUTLIER_FACTOR,
     PlantedFailure,
     Scenario,
     StepCosts,
@@ -23,6 +26,7 @@ from nfold.engines.simulated.scenario import (
 )
 
 WINDOW_COUNT = 10
+REPLAYED_BATCHES = 16
 START_LOSS = 2.302585  # ln 10: ten classes, untrained
 
 
@@ -97,7 +101,10 @@ class Simulation:
         costs = costs_of_rank(self.scenario, self.task, rank)
         cost = functools.cache(costs.step_ms)
         exact = [
-            cost(self._samples_on_device(batch, rank), costs.is_straggler(step))
+            cost(
+                self._samples_on_device(batch, rank) * self._batch_work(step, rank),
+                costs.is_straggler(step),
+            )
             for step, batch in enumerate(chain.from_iterable(self.epochs))
         ]
         exact[0] += self.scenario.first_step_ms
@@ -105,7 +112,37 @@ class Simulation:
         generator = random.Random(f"{self._noise_name()}-{rank}")
         tree = self._tree or self._noise_name()
         factor = random.Random(tree).lognormvariate(0, self.scenario.process_noise)
-        return [ms * factor * generator.lognormvariate(0, self.scenario.noise) for ms in exact]
+        found = [ms * factor * generator.lognormvariate(0, self.scenario.noise) for ms in exact]
+        return self._disturbed(found, tree, generator)
+
+    def _disturbed(self, exact: list[float], tree: str, generator: random.Random) -> list[float]:
+        scenario, steps, drifts = self.scenario, len(exact), [1.0]
+        if scenario.drift:
+            drawn = random.Random(f"{tree} drift")
+            drifts = [drawn.lognormvariate(0, scenario.drift) for _ in range(MAX_CYCLES)]
+        found = [ms * drifts[step * len(drifts) // steps] for step, ms in enumerate(exact)]
+        if scenario.outlier_fraction:
+            sigma = OUTLIER_FACTOR * scenario.noise
+            for step in range(steps):
+                if generator.random() < scenario.outlier_fraction:
+                    found[step] *= math.exp(abs(generator.gauss(0, sigma)))
+        return found
+
+    def _batch_index(self, step: int) -> int | None:
+        variant = self.task.variant
+        if variant.input == "real":
+            return None
+        # An interleaved variant goes on where the variant before it stopped.
+        return (step + random.Random(_noise_label(variant)).randrange(100)) % REPLAYED_BATCHES
+
+    def _batch_work(self, step: int, rank: int) -> float:
+        """Return the work of a batch, over that of the mean batch."""
+        if not self.scenario.batch_spread:
+            return 1.0
+        index, repeat = self._batch_index(step), self.task.repeat
+        batch = f"{step} of {repeat} real" if index is None else f"{index}"
+        drawn = random.Random(f"{self.scenario.noise_seed} {batch} {rank}").random()
+        return (1 + drawn * self.scenario.batch_spread) / (1 + self.scenario.batch_spread / 2)
 
     def _host_gap_ms(self, step: int, rank: int) -> float:
         has_gap = step > 0 and step % self.scenario.host_gap_every == 0
@@ -145,10 +182,16 @@ class Simulation:
                     fetches=self._fetches(len(steps), samples),
                     epoch_gap=self._epoch_gap(first),
                     queue_drain_s=self._queue_drain_s(first, last),
+                    batch_indices=self._batch_indices(steps),
                 )
             )
             losses.append((last, fmean(map(self._loss, steps))))
         return tuple(windows), tuple(losses)
+
+    def _batch_indices(self, steps: range) -> tuple[int, ...]:
+        if not self.scenario.batch_spread:
+            return ()
+        return tuple(i for i in map(self._batch_index, steps) if i is not None)
 
     def _epoch_gap(self, step: int) -> EpochGap | None:
         steps = len(self.epochs[0])

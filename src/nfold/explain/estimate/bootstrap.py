@@ -1,12 +1,12 @@
-"""Fit the metrics of all trials, with bootstrap intervals.
+"""Fit the metrics of all trials, with intervals from resamples.
 
 The logarithm of a metric is the sum of an effect of its trial, an effect of its round (the machine
 drifts, and a round is short) as far as process trees agree on it, and a residual
 (``median_polish``). Trials that shared a process tree share a part of their residuals, which
-cancels in their contrasts, and have one of their own. Intervals come from a bootstrap of the
-residuals of process trees, pooled because no trial has many runs (Efron and Tibshirani, An
-Introduction to the Bootstrap, 1993, chapter 9), and of normal errors as large as a trial's own
-residuals (``uncertainty``), both widened by Student's t for the few there are.
+cancels in their contrasts, and have one of their own. Resamples are the fitted effects with normal
+errors of trees and runs (a parametric bootstrap: Efron and Tibshirani, An Introduction to the
+Bootstrap, 1993, chapter 6), as large as the residuals of all trees and of the trial are, widened for
+the few there are (``uncertainty``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nfold.core.plan import Plan
 from nfold.core.stats import CONFIDENCE_LEVEL, Interval
 from nfold.core.variant import Variant
 from nfold.explain.design import Trial, over_short_epochs, over_whole_epochs
@@ -131,6 +132,7 @@ class BootstrapFit:
         resamples: int = RESAMPLES,
         process_trees: Mapping[TrialRun, str] | None = None,
         within_errors: Mapping[TrialRun, float] | None = None,
+        sampling_errors: Mapping[Plan, float] | None = None,
         *,
         final: bool = True,
         host_ahead: Collection[Trial] = (),
@@ -140,11 +142,13 @@ class BootstrapFit:
 
         ``process_trees`` names the tree of every run that shared one. Where there are too few
         repeats, errors come from the relative ``standard_errors`` of runs and the
-        ``within_errors`` of interleaved runs. Trials in ``host_ahead`` have smaller errors: their
+        ``within_errors`` of interleaved runs. ``sampling_errors`` are those of the mean step
+        over the replayed batches of a plan, in milliseconds. Trials in ``host_ahead`` have smaller errors: their
         hosts are ahead of the devices.
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._process_trees = process_trees or {}
+        self._sampling_errors = sampling_errors or {}
         self._host_ahead = frozenset(host_ahead)
         self._additive = {
             key: [*r.values()] for key, r in table.items() if key[1] in ADDITIVE_METRICS
@@ -154,11 +158,11 @@ class BootstrapFit:
         steps = {key: own for key, own in residuals.items() if key[1] == "step"}
         of_trees, of_runs, free = _split_residuals(steps, self._process_trees)
         self.degrees_of_freedom = _degrees_of_freedom(of_trees)
-        self._tree_errors: dict[bool, uncertainty.ErrorModel] = {}
+        self._tree_errors: dict[bool, float] = {}
         self._run_errors: dict[TrialRun, float] = {}
         for ahead in (False, True):
             errors = [error for one, error in standard_errors if (one in self._host_ahead) == ahead]
-            self._tree_errors[ahead] = self._tree_error_model(of_trees, errors, ahead)
+            self._tree_errors[ahead] = self._tree_error(of_trees, errors, ahead)
             self._run_errors |= self._interleaved_errors(of_runs, free, within_errors or {}, ahead)
         fitted = {key: self._fitted_value(key) for key in self._rounds}
         reference = _reference_ranks(fitted, self._relative_error)
@@ -202,6 +206,10 @@ class BootstrapFit:
             tree: draws.standard_normal(self._resamples)
             for tree in dict.fromkeys(self._process_trees.values())
         }
+        batches = {
+            plan: error * draws.standard_normal(self._resamples)
+            for plan, error in self._sampling_errors.items()
+        }
         errors: dict[Hashable, NDArray[np.float64]] = {}
         found: dict[MetricKey, Samples] = {}
         for key, rounds in self._rounds.items():
@@ -213,6 +221,8 @@ class BootstrapFit:
             scale = np.exp(errors[same])
             if key not in self._additive:
                 found[key] = scale * math.exp(self._effects[key])
+                if key[0].variant.input != "real" and key[0].plan in batches:
+                    found[key] = np.maximum(found[key] + batches[key[0].plan], 0.0)
                 continue
             values = np.array(self._additive[key])
             places = (*same, len(values))
@@ -228,25 +238,25 @@ class BootstrapFit:
         draws: np.random.Generator,
         trees: Mapping[str, NDArray[np.float64]],
     ) -> NDArray[np.float64]:
-        model = self._tree_errors[run[0] in self._host_ahead]
+        error = self._tree_errors[run[0] in self._host_ahead]
         tree = self._process_trees.get(run)
         if tree is None:
-            return model.errors(draws.standard_normal(self._resamples))
+            return error * draws.standard_normal(self._resamples)
         own = self._run_errors[run] * draws.standard_normal(self._resamples)
-        return model.errors(trees[tree]) + own
+        return error * trees[tree] + own
 
     def _relative_error(self, trial: Trial) -> float:
-        return self._tree_errors[trial in self._host_ahead].root_mean_square
+        return self._tree_errors[trial in self._host_ahead]
 
-    def _tree_error_model(
+    def _tree_error(
         self, residuals: StepResiduals, standard_errors: Sequence[float], ahead: bool
-    ) -> uncertainty.ErrorModel:
+    ) -> float:
         # By whether hosts are ahead: the noise of hosts that are not affects only their trials.
         repeated = [rounds.values() for rounds in residuals.values() if len(rounds) > 1]
         trees = [self._with_host_ahead(trials, ahead) for rounds in repeated for trials in rounds]
         own = [fmean(trials.values()) for trials in trees if trials]
         freedom = self.degrees_of_freedom * len(own) / len(trees) if trees else 0.0
-        return uncertainty.run_error_model(own, freedom, standard_errors, host_ahead=ahead)
+        return uncertainty.run_error(own, freedom, standard_errors, host_ahead=ahead)
 
     def _interleaved_errors(
         self,

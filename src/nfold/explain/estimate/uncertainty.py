@@ -1,20 +1,16 @@
-"""Estimate the relative errors of runs: from their residuals, or from prior values if these are few."""
+"""Estimate the relative errors of runs from their residuals and from prior values."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean, median
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nfold.core.stats import MAD_TO_SIGMA
 from nfold.explain.estimate.median_polish import Member
 
-# With at least so many degrees of freedom, errors are estimated from residuals alone.
-MIN_DEGREES_OF_FREEDOM = 3
+MIN_DEGREES_OF_FREEDOM = 3  # with fewer, errors are mostly prior ones
+PRIOR_DEGREES_OF_FREEDOM = 2
 # Relative errors before a trial was repeated (docs/decisions/statistics.md). Two process trees of
 # the same plan were 4 % apart on two H200s, which no measurement within a tree shows. In 14
 # explanations of a healthy script on two idle CPU cores, the difference of two interleaved trials
@@ -33,50 +29,38 @@ STUDENT_T = (
 NORMAL_QUANTILE = 1.96
 
 
-@dataclass(frozen=True)
-class ErrorModel:
-    """The distribution of a relative error: the sorted ``residuals``, or a normal one without them."""
-
-    standard_deviation: float
-    residuals: tuple[float, ...] = ()
-
-    def errors(self, drawn: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return errors from standard normal draws, which may be shared."""
-        if not self.residuals:
-            return self.standard_deviation * drawn
-        ranks = drawn.argsort().argsort()
-        return np.asarray(self.residuals)[ranks * len(self.residuals) // len(drawn)]
-
-    @property
-    def root_mean_square(self) -> float:
-        return _root_mean_square(self.residuals) if self.residuals else self.standard_deviation
-
-
-def run_error_model(
+def run_error(
     residuals: Sequence[float],
     degrees_of_freedom: float,
     standard_errors: Sequence[float],
     *,
     host_ahead: bool,
-) -> ErrorModel:
-    """Return the error of a process tree.
+) -> float:
+    """Return the error of a process tree, from the ``residuals`` of all trees and the prior error.
 
-    From the ``residuals`` of all trees, scaled for their degrees of freedom, if these are enough.
-    Else from the ``standard_errors`` within runs, each at least the prior error, or from the few
-    residuals if these are larger.
+    The prior error is at least each of ``standard_errors``, those within runs. Without any there is
+    none.
     """
-    if degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM:
-        scale = math.sqrt(len(residuals) / degrees_of_freedom) * _student_factor(degrees_of_freedom)
-        return ErrorModel(0.0, tuple(sorted(residual * scale for residual in residuals)))
     prior = INTER_TREE_ERROR_HOST_AHEAD if host_ahead else INTER_TREE_ERROR
     known = [max(error, prior) for error in standard_errors]
-    observed = math.fsum(residual**2 for residual in residuals)
-    return ErrorModel(
-        max(
-            _root_mean_square(known) if known else 0.0,
-            math.sqrt(observed / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0,
-        )
-    )
+    squares = math.fsum(residual**2 for residual in residuals)
+    if not known:
+        factor = _student_factor(degrees_of_freedom)
+        return factor * math.sqrt(squares / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0
+    return moderated_error(_root_mean_square(known), squares, degrees_of_freedom)
+
+
+def moderated_error(prior: float, squares: float, degrees_of_freedom: float) -> float:
+    """Return a standard error for normal quantiles, from a prior one and a sum of squares.
+
+    The prior error counts as ``PRIOR_DEGREES_OF_FREEDOM``: the variance is the mean of both, weighted
+    by their degrees of freedom, and Student's t widens it for their sum (G. K. Smyth, Linear Models
+    and Empirical Bayes Methods, 2004). Without any residual it is the prior error.
+    """
+    prior_variance = (prior / _student_factor(PRIOR_DEGREES_OF_FREEDOM)) ** 2
+    degrees = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
+    variance = (PRIOR_DEGREES_OF_FREEDOM * prior_variance + squares) / degrees
+    return _student_factor(degrees) * math.sqrt(variance)
 
 
 def interleaving_errors(
@@ -91,25 +75,22 @@ def interleaving_errors(
 
     ``residuals`` are those of repeated trials, ``within_errors`` the errors observed within
     ``trees``. Some trials scatter more than others, those with real input above all: each has its
-    own error, at least the typical one.
+    own error, and the typical one as its prior error.
     """
     every = [abs(residual) for own in residuals.values() for residual in own]
-    scale = math.sqrt(len(every) / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0
-    usual = scale * MAD_TO_SIGMA * median(every) if every else 0.0
-    own_errors = {one: max(usual, scale * _root_mean_square(r)) for one, r in residuals.items()}
-    if degrees_of_freedom >= MIN_DEGREES_OF_FREEDOM:
-        factor = _student_factor(degrees_of_freedom)
-        return {run: factor * own_errors.get(run[0], usual) for run in trees}
+    scale = len(every) / degrees_of_freedom if degrees_of_freedom > 0 else 0.0
+    usual_square = scale * (MAD_TO_SIGMA * median(every)) ** 2 if every else 0.0
+    own_squares = {one: scale * fmean(r**2 for r in own) for one, own in residuals.items()}
     by_tree: dict[str, list[float]] = {}
     for run, tree in trees.items():
         by_tree.setdefault(tree, []).append(within_errors.get(run, 0.0))
     prior = INTRA_TREE_ERROR_HOST_AHEAD if host_ahead else INTRA_TREE_ERROR
-    return {
-        run: max(
-            prior, median(by_tree[tree]), within_errors.get(run, 0.0), own_errors.get(run[0], usual)
-        )
-        for run, tree in trees.items()
-    }
+    found = {}
+    for run, tree in trees.items():
+        least = max(prior, median(by_tree[tree]), within_errors.get(run, 0.0))
+        square = max(usual_square, own_squares.get(run[0], usual_square))
+        found[run] = moderated_error(least, degrees_of_freedom * square, degrees_of_freedom)
+    return found
 
 
 def _student_factor(degrees_of_freedom: float) -> float:

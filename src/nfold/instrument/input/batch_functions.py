@@ -236,7 +236,7 @@ class BatchFunctionHooks:
         key = (returned.code, self._variant.current.input, *names)
         if key not in self._replays:
             replay = self._new_replay()
-            replay.collect(batches, None)
+            replay.collect(batches)
             if not len(replay):
                 return next(batches)
             self._replays[key] = replay

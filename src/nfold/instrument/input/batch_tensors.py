@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.core.errors import Unsupported
-from nfold.engines.torch.input.batch_source import MAX_WHOLE_EPOCH, REPLAYED_BATCHES
+from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
 
 functorch = torch._C._functorch
 TensorFunction = Callable[[Tensor], Tensor]
@@ -186,35 +186,34 @@ class BatchReplay:
     def __init__(self, device: torch.device | None, host_tensors: Collection[int] = ()) -> None:
         self._device = device
         self._host_tensors = host_tensors
-        self._batches: list[Any] = []
+        self.batches: list[Any] = []
         self._versions: list[int] = []
         self._clones = False
         self._next = 0
         self.index = 0  # of the batch that was replayed last
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     @property
     def data_bytes(self) -> int:
         """Bytes of the batches if they are stored on the device, else 0."""
-        return 0 if self._device is None else sum(map(_batch_bytes, self._batches))
+        return 0 if self._device is None else sum(map(_batch_bytes, self.batches))
 
-    def collect(self, batches: Iterator[Any], length: int | None) -> None:
-        """Store a whole pass if it is short, else the first batches."""
-        is_short = length is not None and length <= MAX_WHOLE_EPOCH
+    def collect(self, batches: Iterator[Any]) -> None:
+        """Store the first batches; a slot of usual length replays each of them at least once."""
         stored_bytes = 0
-        for batch in islice(batches, length if is_short else REPLAYED_BATCHES):
-            self._batches.append(self._store(batch))
+        for batch in islice(batches, REPLAYED_BATCHES):
+            self.batches.append(self._store(batch))
             stored_bytes += _batch_bytes(batch)
             if stored_bytes > MAX_REPLAY_BYTES:
                 break
-        self._versions = [_batch_version(batch) for batch in self._batches]
+        self._versions = [_batch_version(batch) for batch in self.batches]
 
     def next(self) -> Any:
-        self.index = self._next % len(self._batches)
+        self.index = self._next % len(self.batches)
         self._next += 1
-        batch = self._batches[self.index]
+        batch = self.batches[self.index]
         if self._clones:
             return map_tensors(batch, torch.clone)
         if _batch_version(batch) != self._versions[self.index]:

@@ -212,7 +212,7 @@ class DataLoaderHook:
         if self.variant.current.input == "real":
             self._workers_active, self.replayed_index = True, None
             return next(self._real_iterator(iterator))
-        replay = self._start_replay(iterator, length)
+        replay = self._start_replay(iterator)
         if self._workers_active and self.variant.interleaved:
             self.wait_for_idle_workers()
         self._workers_active = False
@@ -220,16 +220,19 @@ class DataLoaderHook:
         self.replayed_index = replay.index
         return batch
 
-    def _start_replay(self, iterator: InstrumentedIterator, length: int | None) -> BatchReplay:
+    def _start_replay(self, iterator: InstrumentedIterator) -> BatchReplay:
         loader = iterator.loader
         replay = self._replay_for(loader)
         if replay is None:
             replay, self._workers_active = self.new_replay(), True
-            if self.variant.interleaved:
-                replay.collect(self._endless_batches(iterator), length)
+            stored = self._replays.get((id(loader), "replayed"))
+            if stored is not None:  # the same batches, so that both variants have the same work
+                replay.collect(iter(stored.batches))
+            elif self.variant.interleaved:
+                replay.collect(self._endless_batches(iterator))
             else:
                 first = [] if iterator.first_batch is None else [iterator.first_batch]
-                replay.collect(chain(first, iterator.source), length)
+                replay.collect(chain(first, iterator.source))
                 # Deletes the real iterator and its workers.
                 iterator.source = iter(())
             self._replays[id(loader), self.variant.current.input] = replay

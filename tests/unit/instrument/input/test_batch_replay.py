@@ -83,7 +83,7 @@ def test_replay_of_unknown_length_is_endless() -> None:
 
 def _kept(*batches: Any) -> BatchReplay:
     replay = BatchReplay(None)
-    replay.collect(iter(batches), len(batches))
+    replay.collect(iter(batches))
     return replay
 
 
@@ -174,8 +174,8 @@ def test_batch_with_hidden_tensors_moves_itself() -> None:
             return f"on {device}"
 
     replay = BatchReplay(torch.device("cpu"))
-    replay.collect(iter([Graphs()]), 1)
+    replay.collect(iter([Graphs()]))
     assert replay.next() == "on cpu"
     assert sample_count(Graphs()) == 3
     with pytest.raises(Unsupported, match="of type object"):
-        BatchReplay(torch.device("cpu")).collect(iter([object()]), 1)
+        BatchReplay(torch.device("cpu")).collect(iter([object()]))

@@ -66,7 +66,7 @@ def test_tensor_that_requires_gradients_is_no_batch() -> None:
 
 def test_resident_batch_keeps_host_tensors() -> None:
     replay = BatchReplay(META, (1, 3))
-    replay.collect(iter([batch()]), 1)
+    replay.collect(iter([batch()]))
     given = replay.next()
     where = [one.device.type for one in (given["sound"], given["lengths"], *given["text"])]
     assert where == ["meta", "cpu", "meta", "cpu"]
@@ -74,7 +74,7 @@ def test_resident_batch_keeps_host_tensors() -> None:
 
 def test_index_of_the_replayed_batch() -> None:
     replay = BatchReplay(None)
-    replay.collect(iter([batch(), batch()]), 2)
+    replay.collect(iter([batch(), batch()]))
     places = []
     for _ in range(3):
         replay.next()
