@@ -140,11 +140,11 @@ class BootstrapFit:
     ) -> None:
         """Fit ``table``, the values of every metric by round.
 
-        ``process_trees`` names the tree of every run that shared one. Where there are too few
-        repeats, errors come from the relative ``standard_errors`` of runs and the
-        ``within_errors`` of interleaved runs. ``sampling_errors`` are those of the mean step
-        over the replayed batches of a plan, in milliseconds. Trials in ``host_ahead`` have smaller errors: their
-        hosts are ahead of the devices.
+        ``process_trees`` names the tree of every run that shared one. The relative
+        ``standard_errors`` of runs, and ``within_errors`` of interleaved runs, are prior errors.
+        ``sampling_errors`` are those of the mean step over the replayed batches of a plan, in
+        milliseconds. Trials in ``host_ahead`` have smaller errors: their hosts are ahead of the
+        devices.
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._process_trees = process_trees or {}
@@ -211,6 +211,7 @@ class BootstrapFit:
             for plan, error in self._sampling_errors.items()
         }
         errors: dict[Hashable, NDArray[np.float64]] = {}
+        choices: dict[Hashable, NDArray[np.int64]] = {}
         found: dict[MetricKey, Samples] = {}
         for key, rounds in self._rounds.items():
             same = _shared_error_key(key)
@@ -218,18 +219,16 @@ class BootstrapFit:
                 drawn = [self._run_error((key[0], number), draws, trees) for number in rounds]
                 factor = MEDIAN_ERROR_RATIO if len(rounds) > 2 else 1.0
                 errors[same] = factor * np.mean(drawn, axis=0)
-            scale = np.exp(errors[same])
-            if key not in self._additive:
-                found[key] = scale * math.exp(self._effects[key])
-                if key[0].variant.input != "real" and key[0].plan in batches:
-                    found[key] = np.maximum(found[key] + batches[key[0].plan], 0.0)
+            if key in self._additive:
+                values = np.array(self._additive[key])
+                if (*same, len(values)) not in choices:
+                    size = (self._resamples, len(values))
+                    choices[*same, len(values)] = draws.integers(len(values), size=size)
+                found[key] = values[choices[*same, len(values)]].mean(axis=1) * np.exp(errors[same])
                 continue
-            values = np.array(self._additive[key])
-            places = (*same, len(values))
-            if places not in errors:
-                errors[places] = draws.random((self._resamples, len(values)))
-            chosen = (errors[places] * len(values)).astype(int)
-            found[key] = scale * values[chosen].mean(axis=1)
+            found[key] = np.exp(self._effects[key] + errors[same])
+            if key[0].variant.input != "real" and key[0].plan in batches:
+                found[key] = np.maximum(found[key] + batches[key[0].plan], 0.0)
         return found
 
     def _run_error(
