@@ -11,7 +11,8 @@ Parallelism = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"
 SHARDED: tuple[Parallelism, ...] = ("fsdp", "tensor", "pipeline")
 """No rank has all parameters; for the last two, the model itself is divided."""
 TrainerKind = Literal["", "transformers", "lightning", "fabric", "accelerate"]
-NO_OPTIMIZER = "Backward"  # in place of an optimizer's class if a script updates parameters itself
+# in place of an optimizer's class if a script updates parameters itself and marks its steps
+NO_OPTIMIZER = "HandWrittenUpdate"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -400,8 +400,8 @@ def _probe_hint(failed: Measurement) -> str:
     timed_out = failed.status in ("hung", "interrupted")
     if timed_out and failed.cause is not None and failed.cause.step == 0:
         return (
-            ": no step of a torch optimizer; next: a script that trains, or a larger --budget if "
-            "it needs so long to start"
+            ": no step of a torch optimizer; next: add nfold.mark_step() after each update of the "
+            "parameters, or a larger --budget if it needs so long to start"
         )
     return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
 

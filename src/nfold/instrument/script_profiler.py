@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 from nfold.core.errors import Unsupported
 from nfold.core.script_profile import (
     SHARDED,
+    BatchFunction,
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
@@ -65,6 +66,7 @@ from nfold.instrument.input.epoch_passes import (
     script_sampler,
 )
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
+from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import computes_slice
 
@@ -264,8 +266,10 @@ class ScriptProfiler:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
-        loader = None
-        if dataloaders.loader is not None:
+        loader, batch_function = None, self.batch_functions.batch_function
+        if isinstance(dataloaders.loader, MarkedBatches):
+            batch_function = marked_function(dataloaders.loader)
+        elif dataloaders.loader is not None:
             line = dataloaders.creation_line(dataloaders.loader)
             loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
         batches = round(median(self._batches)) if self._batches else 0
@@ -281,8 +285,9 @@ class ScriptProfiler:
             companion_loaders=tuple(
                 loader_facts(companion, dataloaders.creation_line(companion))
                 for companion in dataloaders.companion_loaders
+                if not isinstance(companion, MarkedBatches)
             ),
-            batch_function=self.batch_functions.batch_function if loader is None else None,
+            batch_function=batch_function if loader is None else None,
             samples_per_step=float(self._samples_per_step),
             model_samples_per_step=float(median(self._model_counts or [0])),
             accumulation=accumulation,
@@ -413,6 +418,12 @@ def loader_facts(
         host_tensors=host_tensors,
         cycled=is_cycled(loader),
         created_at=created_at,
+    )
+
+
+def marked_function(marked: MarkedBatches) -> BatchFunction:
+    return BatchFunction(
+        names=(CALL_NAME,), defined_at=marked.marked_at, on_device=marked.on_device
     )
 
 

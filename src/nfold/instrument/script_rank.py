@@ -130,8 +130,9 @@ def too_few_steps_message(
     if not steps:
         children = f"; it started {child_processes} processes" * bool(child_processes)
         return (
-            f"{name} ended with exit code 0 without a step of a torch optimizer{children}; next: name a "
-            "script that trains in its own process, as under torchrun, or that starts its ranks by "
+            f"{name} ended with exit code 0 without a step of a torch optimizer{children}; next: add "
+            "nfold.mark_step() after each update of the parameters, or name a script that trains in "
+            "its own process, as under torchrun, or that starts its ranks by "
             "torch.multiprocessing.spawn"
         )
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
+from nfold import marks
 from nfold.core.errors import NfoldError, Unsupported
 from nfold.core.measurement import FetchStats, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_location import current_user_line
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import Recorder
@@ -42,6 +44,7 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.rank_environment import oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
+from nfold.marks import Batch
 
 
 class InstrumentedRun:
@@ -86,8 +89,14 @@ class InstrumentedRun:
             host_gaps=self._host_gaps,
         )
         self._step_hooks = OptimizerStepHooks(
-            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step, exchange_wait
+            self._post_backward,
+            self._host_gaps.on_compute,
+            self.on_optimizer_step,
+            self._on_missing_step,
+            exchange_wait,
         )
+        self._has_marks = False  # whether calls of nfold.mark_step end the steps
+        self._marks_without_training = 0
         self._dataloaders = DataLoaderHook(
             self._prepare,
             self._new_replay,
@@ -140,10 +149,12 @@ class InstrumentedRun:
         for owner in (dist, distributed_c10d):
             self._patches.wrap(owner, "destroy_process_group", self._destroy_process_group)
         self._patches.wrap(Join, "__enter__", self._enter_join)
-        self._step_hooks.install(self._patches)
+        self._step_hooks.install(self._patches, self._warm_up_patches)
+        marks.set_receiver(self)
         self._recorder.begin_epoch()
 
     def uninstall(self) -> None:
+        marks.set_receiver(None)
         self._stack_sampler.stop()
         self._step_hooks.uninstall()
         self._post_backward.uninstall()
@@ -153,8 +164,44 @@ class InstrumentedRun:
 
     def on_optimizer_step(self, optimizer: Any) -> None:
         with self._record_refusal():
-            if self._step_optimizer.ends_step(optimizer):
+            if self._step_optimizer.ends_step(optimizer) and not self._has_marks:
                 self._count_step()
+
+    def mark_step(self) -> None:
+        """End a step at a call of ``nfold.mark_step``; before the training it only announces marks."""
+        with self._record_refusal():
+            is_first, self._has_marks = not self._has_marks, True
+            if is_first and self.steps > 1:
+                raise Unsupported(
+                    f"{current_user_line()}: nfold.mark_step() was first called after {self.steps} "
+                    "optimizer steps, which were counted as steps; next: call nfold.mark_step() "
+                    "once before the training loop as well",
+                    step=self.steps,
+                )
+            update = self._step_hooks.take_update()
+            if update is not None:
+                self._step_optimizer.ends_step(update)
+            if not self._step_optimizer.has_stepped:
+                self._check_training_before_mark()
+            elif not (is_first and self.steps):
+                self._count_step()
+
+    def _check_training_before_mark(self) -> None:
+        self._marks_without_training += 1
+        if self._marks_without_training > MAX_MARKS_WITHOUT_TRAINING:
+            raise Unsupported(
+                f"{current_user_line()}: nfold.mark_step() follows neither a backward pass nor "
+                "torch.autograd.grad nor a step of a torch optimizer: the trained parameters are not "
+                "known; next: call nfold.mark_step() after each update of the parameters",
+                step=0,
+            )
+
+    def mark_batches(self, iterable: Iterable[Batch]) -> Iterable[Batch]:
+        return self._dataloaders.mark_batches(iterable)
+
+    def _on_missing_step(self, line: str | None) -> None:
+        with self._record_refusal():
+            raise Unsupported(missing_step_message(self._task.workload.name, line), step=0)
 
     def _count_step(self) -> None:
         step_input = self._dataloaders.take_step_input()
@@ -223,8 +270,8 @@ class InstrumentedRun:
         if not (self._variant.is_baseline("input") or is_replayable):
             raise Unsupported(
                 f"input {self._variant.all_variants[-1].input}: no DataLoader or batch function "
-                f"found in {self._task.workload.name}, its input cannot be replayed; allowed is "
-                "input real"
+                f"found in {self._task.workload.name}, its input cannot be replayed; next: for batch in "
+                "nfold.batches(...) around what feeds the training loop"
             )
         peak = self.devices.peak_memory_bytes()
         profile = self._profiler.final_profile(self.timed_steps, self.devices)
@@ -305,6 +352,18 @@ class InstrumentedRun:
     def _leave(self) -> None:
         self.is_leaving = True
         self._observer.exit_process(self.samples())
+
+
+# The first may announce marks; an optimizer may begin to step some marks later.
+MAX_MARKS_WITHOUT_TRAINING = 100
+
+
+def missing_step_message(name: str, line: str | None) -> str:
+    where = f" that follows {line}" if line else ""
+    return (
+        f"{name} trains without a torch optimizer: where its steps end is not known; next: add "
+        f"nfold.mark_step() after the update of the parameters{where}"
+    )
 
 
 def _trains_independently(profile: ScriptProfile) -> bool:

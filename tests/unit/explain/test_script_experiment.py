@@ -13,6 +13,7 @@ from nfold.core.errors import RunFailure, UsageError
 from nfold.core.measurement import EpochGap, FailureCause, FetchStats, Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import (
+    NO_OPTIMIZER,
     BatchFunction,
     DataLoaderProfile,
     ScriptProfile,
@@ -144,8 +145,8 @@ def test_no_other_batch_is_told_where_nothing_gives_one() -> None:
 
 def test_a_script_without_an_optimizer_is_told_so() -> None:
     assert explained(DDP).headline == ""
-    found = explained(dataclasses.replace(DDP, optimizers=("Backward",)))
-    assert found.headline == "No torch optimizer steps in it: every backward counts as a step."
+    found = explained(dataclasses.replace(DDP, optimizers=(NO_OPTIMIZER,)))
+    assert found.headline == "No torch optimizer steps in it: nfold.mark_step() ends its steps."
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)
     asked = looked(seen)
     assert (asked.plan.batch, asked.baseline.plan.batch) == (2, 1)
-    by_hand = dataclasses.replace(seen, optimizers=("Backward",))
+    by_hand = dataclasses.replace(seen, optimizers=(NO_OPTIMIZER,))
     assert pytorch.use_process_per_device(by_hand, 2).startswith(
         "dist.all_reduce() of all gradients"
     )
@@ -315,8 +316,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
 @pytest.mark.parametrize(
     ("status", "step", "said"),
     [
-        ("hung", 0, "no step of a torch optimizer; next: a script that trains, or"),
-        ("interrupted", 0, "no step of a torch optimizer; next: a script that trains, or"),
+        ("hung", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
+        ("interrupted", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
         ("interrupted", 3, "it ended; next: a larger --budget"),
         ("hung", 3, "it ended"),
     ],

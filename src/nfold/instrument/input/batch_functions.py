@@ -21,7 +21,7 @@ from nfold.core.script_profile import BatchFunction
 from nfold.core.source_location import display_filename, is_user_code
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument.hooks.patches import GeneratorBatches, function_key, installed_generator_hooks
-from nfold.instrument.input.batch_tensors import BatchReplay, iter_tensors, origins
+from nfold.instrument.input.batch_tensors import BatchReplay, iter_tensors, on_device, origins
 
 # Steps in which every return is observed. This takes time: the steps are not timed.
 OBSERVED_STEPS = 3
@@ -135,8 +135,8 @@ class BatchFunctionHooks:
                     code=code,
                     source=self._latest_return(inputs),
                     tensors=tuple(map(weakref.ref, tensors)),
-                    inputs_on_device=any(map(_on_device, inputs)),
-                    on_device=all(map(_on_device, tensors)),
+                    inputs_on_device=any(map(on_device, inputs)),
+                    on_device=all(map(on_device, tensors)),
                     grad_enabled=torch.is_grad_enabled(),
                 )
             )
@@ -245,10 +245,6 @@ class BatchFunctionHooks:
 
 def _is_generator(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def _on_device(tensor: Tensor) -> bool:
-    return tensor.device.type != "cpu"
 
 
 def _replace_code(function: FunctionType, replacement: Callable[..., Any]) -> None:

@@ -37,6 +37,8 @@ class EpochPass:
 
 
 class BatchProvider(Protocol):
+    def nested_source(self, iterator: InstrumentedIterator) -> Iterator[Any] | None: ...
+
     def next_batch(self, iterator: InstrumentedIterator) -> Any: ...
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
@@ -65,6 +67,9 @@ class InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
+        nested_source = self._provider.nested_source(self)
+        if nested_source is not None:
+            return next(nested_source)
         start = time.perf_counter()
         try:
             batch = self._provider.next_batch(self)
