@@ -195,7 +195,6 @@ class ScriptProfiler:
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
-        self.collectives.on_step(lambda: self.parameters)
         fed = step_input.batches or self._dataloaders.loader is not None
         if not self._dataloaders.in_warm_up:
             counted = step_input.samples if fed else self._samples_per_step

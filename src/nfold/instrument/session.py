@@ -275,11 +275,8 @@ class InstrumentedRun:
             )
         peak = self.devices.peak_memory_bytes()
         profile = self._profiler.final_profile(self.timed_steps, self.devices)
-        caveats = self._rare_exchange_caveats(profile)
         weights = self._warm_up_weights
-        if caveats:
-            weights = {}
-        elif not self._task.interleaved_variants:
+        if not self._task.interleaved_variants:
             weights = self._weight_evidence(profile)
         self._observer.save_profile(dataclasses.replace(profile, trace=self._probe.take_summary()))
         samples = self._recorder.samples(
@@ -291,22 +288,12 @@ class InstrumentedRun:
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._profiler.parameter_count,
             **weights,
-            caveats=(*oversubscription_note(self._task, profile.threads), *caveats),
+            caveats=oversubscription_note(self._task, profile.threads),
         )
         # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
         hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes
         hashes = tuple(entry for entry in hashes if int(entry[1], 16))
         return dataclasses.replace(samples, rank=self._task.rank, sample_hashes=hashes)
-
-    def _rare_exchange_caveats(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
-        counts = self._profiler.collectives.rare_exchanges
-        if counts is None or not _trains_independently(profile):
-            return ()
-        text = (
-            "ranks exchange their parameters in {} of {} steps only: in between, each rank trains "
-            "its own parameters"
-        )
-        return (("exchanged_rarely", text.format(*counts)),)
 
     def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
         """Return the checksum of parameters that must be equal on all ranks, and a sample of them.
@@ -343,8 +330,6 @@ class InstrumentedRun:
         self._warm_up_patches.undo()
         profile = self._profiler.final_profile(0, self.devices)
         self._observer.save_profile(profile)
-        if _trains_independently(profile):
-            self._profiler.collectives.count_after_warm_up(self._patches)
         if self._task.interleaved_variants:
             self._warm_up_weights = self._weight_evidence(profile)
         self._observer.wait_for_other_ranks(self.steps)
@@ -364,8 +349,3 @@ def missing_step_message(name: str, line: str | None) -> str:
         f"{name} trains without a torch optimizer: where its steps end is not known; next: add "
         f"nfold.mark_step() after the update of the parameters{where}"
     )
-
-
-def _trains_independently(profile: ScriptProfile) -> bool:
-    without_wrapper = profile.process_group and profile.parallel in ("none", "other")
-    return without_wrapper or profile.comm_hook.startswith("post_localSGD")
