@@ -50,8 +50,8 @@ class DataLoaderProfile:
     """The DataLoader that feeds the training; sizes of batches and epochs are of one rank.
 
     With ``length_read_ahead`` the trainer reads the number of batches before an epoch, which
-    therefore cannot be cut short. ``cycled``: a generator of the script iterates again and again,
-    so that epochs cannot be seen. ``host_tensors`` are indices of the tensors of a batch that stay
+    therefore cannot be cut short. ``in_generator``: a generator of the script iterates over it,
+    perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
     on the host while others move to a device.
     """
 
@@ -66,7 +66,7 @@ class DataLoaderProfile:
     persistent_workers: bool = False
     length_read_ahead: bool = False
     host_tensors: tuple[int, ...] = ()
-    cycled: bool = False
+    in_generator: bool = False
     created_at: str | None = None
 
 
@@ -150,7 +150,8 @@ class ScriptProfile:
         fixed_batch_error: error of the script with batches of another size.
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
-            (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``order on cuda``
+            (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
+            iterates over the loader), ``order on cuda``
             or ``order on cpu`` (dimensions reordered in memory).
     """
 

@@ -27,7 +27,7 @@ from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
-from nfold.explain.advice.pytorch import gap_locations, with_gap_locations
+from nfold.explain.advice.pytorch import gap_locations, unknown_epochs, with_gap_locations
 from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
 from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
 from nfold.explain.trials import (
@@ -344,6 +344,9 @@ def probe_script(
             same = check_same_samples(first.ranks) is not None
             slices = same and 0 < profile.model_samples_per_step == share
             profile = dataclasses.replace(profile, slices_batches=slices)
+            unknown = None if same else unknown_epochs(profile)
+            if unknown is not None:
+                raise RunFailure(unknown)
         return _design_from_probe(first, scaling or "weak", profile, machine)
     if not several or _fails_in_any_process(first):
         raise RunFailure(_failure_message(experiment.runner, first))

@@ -61,7 +61,7 @@ from nfold.instrument.input.dataloader_hook import (
 )
 from nfold.instrument.input.epoch_passes import (
     epoch_length_is_read_ahead,
-    is_cycled,
+    generator_line,
     length_or_none,
     script_sampler,
 )
@@ -269,6 +269,7 @@ class ScriptProfiler:
         if isinstance(dataloaders.loader, MarkedBatches):
             batch_function = marked_function(dataloaders.loader)
         elif dataloaders.loader is not None:
+            self._events.record_line("generator", generator_line(dataloaders.loader))
             line = dataloaders.creation_line(dataloaders.loader)
             loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
         batches = round(median(self._batches)) if self._batches else 0
@@ -415,7 +416,7 @@ def loader_facts(
         persistent_workers=bool(loader.persistent_workers),
         length_read_ahead=epoch_length_is_read_ahead(),
         host_tensors=host_tensors,
-        cycled=is_cycled(loader),
+        in_generator=generator_line(loader) is not None,
         created_at=created_at,
     )
 

@@ -159,6 +159,16 @@ def test_a_model_that_is_divided_is_no_work_that_is(parallel: Any, said: str) ->
         looked(seen)
 
 
+def test_generator_over_an_undivided_loader_needs_a_mark() -> None:
+    whole = dataclasses.replace(LOADER, shards_dataset=False, in_generator=True)
+    line = SourceLocation(line="train.py:18")
+    seen = dataclasses.replace(DDP, loader=whole, source_locations={"generator": (line,)})
+    with pytest.raises(RunFailure, match=r"^train\.py:18: a generator .* nfold\.batches\(\)"):
+        looked(seen)
+    divided = dataclasses.replace(whole, shards_dataset=True)
+    assert looked(dataclasses.replace(seen, loader=divided)).profile is not None
+
+
 @pytest.mark.parametrize(
     ("alike", "through", "slices"), [(True, 50.0, True), (True, 100.0, False), (False, 50.0, False)]
 )
@@ -421,19 +431,6 @@ def test_ranks_that_each_go_through_everything_are_wrong() -> None:
     assert found.rows[0].cause == "undivided-work"
     assert found.speedup.value == pytest.approx(1.0)
     assert "DistributedSampler" in found.rows[0].fix
-
-
-def test_ranks_that_draw_without_end_each_in_its_own_order_do_nothing_twice() -> None:
-    whole = dataclasses.replace(LOADER, shards_dataset=False, cycled=True)
-    found = explained(dataclasses.replace(DDP, loader=whole))
-    assert not found.training_errors
-    assert found.speedup.value == pytest.approx(2.0)
-    (told,) = [doubt.text for doubt in found.caveats if doubt.kind == "own_orders"]
-    assert told.startswith("train.py:7: every rank visits all 2,000 samples")
-    assert "counts steps instead" in told
-    same = explained(dataclasses.replace(DDP, loader=whole), same_samples=True)
-    assert same.training_errors
-    assert "own_orders" not in {doubt.kind for doubt in same.caveats}
 
 
 def test_epochs_of_ranks_that_divide_nothing_end_as_often_for_the_same_samples() -> None:

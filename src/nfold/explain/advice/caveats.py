@@ -88,9 +88,6 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     known = results.caveats()
-    own_orders = pytorch.duplicated_samples(design.facts)
-    if own_orders and SAME_SAMPLES not in {caveat.kind for caveat in known}:
-        yield Caveat(kind="own_orders", text=own_orders)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
