@@ -70,26 +70,23 @@ class DataLoaderProfile:
     created_at: str | None = None
 
 
-ANONYMOUS_FUNCTIONS = {"<genexpr>": "a generator expression", "<lambda>": "a lambda"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchFunction:
     """Functions of a script without a DataLoader that make its batches, one after the other.
 
-    ``on_device``: the last moves batches to a GPU. ``generator_functions`` (``train.py:12 batches``)
-    are defined differently when batches are replayed.
+    ``on_device``: the last moves batches to a GPU. ``function_keys`` (``train.py:12 batches``): the
+    functions that are defined decorated when batches are replayed.
     """
 
     names: tuple[str, ...]
     defined_at: str
     on_device: bool = False
-    generator_functions: tuple[str, ...] = ()
+    function_keys: tuple[str, ...] = ()
 
     @property
     def call_text(self) -> str:
         """``get_batch() and augment()``."""
-        return " and ".join(ANONYMOUS_FUNCTIONS.get(name, f"{name}()") for name in self.names)
+        return " and ".join(f"{name}()" for name in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +114,7 @@ class ReplayHints:
     proportion on ``companion_loaders``.
     """
 
-    generator_functions: tuple[str, ...] = ()
+    function_keys: tuple[str, ...] = ()
     script_sets_batch_size: bool = False
     loader: DataLoaderProfile | None = None
     companion_loaders: tuple[DataLoaderProfile, ...] = ()
@@ -230,7 +227,7 @@ class ScriptProfile:
     def replay_hints(self) -> ReplayHints:
         function = self.batch_function
         return ReplayHints(
-            generator_functions=() if function is None else function.generator_functions,
+            function_keys=() if function is None else function.function_keys,
             script_sets_batch_size=not self.accepts_batch_size,
             loader=self.loader,
             companion_loaders=self.companion_loaders,

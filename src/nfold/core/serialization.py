@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 STORED_NAMES = {
     "BatchFunction.defined_at": "place",
-    "BatchFunction.generator_functions": "generators",
+    "BatchFunction.function_keys": "generators",
     "DataLoaderProfile.batch_size": "batch",
     "DataLoaderProfile.batches_per_epoch": "batches",
     "DataLoaderProfile.created_at": "place",
@@ -40,7 +40,7 @@ STORED_NAMES = {
     "RankSamples.host_gaps_ms": "pauses_ms",
     "RankSamples.slots": "turns",
     "ReplayHints.companion_loaders": "beside",
-    "ReplayHints.generator_functions": "generators",
+    "ReplayHints.function_keys": "generators",
     "ReplayHints.script_sets_batch_size": "own_batches",
     "ReplayHints.slices_batches": "slices",
     "ScriptProfile.batch_function": "maker",

@@ -162,6 +162,11 @@ class ScriptProfiler:
         return Devices((first,))
 
     @property
+    def step_line(self) -> str | None:
+        """The line of the script that ends most steps."""
+        return self._profile.most_frequent_line("step")
+
+    @property
     def may_compile(self) -> bool:
         """Return whether the second step may compile too: a batch of another shape does."""
         return bool(self._variant.current.compiled) or has_compiled_code()

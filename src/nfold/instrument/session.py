@@ -158,7 +158,6 @@ class InstrumentedRun:
         self._stack_sampler.stop()
         self._step_hooks.uninstall()
         self._post_backward.uninstall()
-        self._profiler.batch_functions.restore_functions()
         self._profiler.uninstall(self._warm_up_patches)
         self._patches.undo()
 
@@ -268,10 +267,12 @@ class InstrumentedRun:
         )
         is_replayable = replays or (self._variant.interleaved and has_source)
         if not (self._variant.is_baseline("input") or is_replayable):
+            step_line = self._profiler.step_line
             raise Unsupported(
                 f"input {self._variant.all_variants[-1].input}: no DataLoader or batch function "
-                f"found in {self._task.workload.name}, its input cannot be replayed; next: for batch in "
-                "nfold.batches(...) around what feeds the training loop"
+                f"found in {self._task.workload.name}, its input cannot be replayed; next: "
+                "nfold.batches() around the iterable of the training loop"
+                f"{f' ({step_line} ends its steps)' if step_line else ''}"
             )
         peak = self.devices.peak_memory_bytes()
         profile = self._profiler.final_profile(self.timed_steps, self.devices)
