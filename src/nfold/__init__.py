@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nfold.core.plan import Plan
     from nfold.core.variant import Variant
     from nfold.core.workload import Training, Workload
+    from nfold.marks import batches, mark_step
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "Variant",
     "Workload",
     "__version__",
+    "batches",
     "linear_scaling_rule",
+    "mark_step",
 ]
 
 _HOMES = {
@@ -40,7 +43,9 @@ _HOMES = {
     "Training": "nfold.core.workload",
     "Variant": "nfold.core.variant",
     "Workload": "nfold.core.workload",
+    "batches": "nfold.marks",
     "linear_scaling_rule": "nfold.api",
+    "mark_step": "nfold.marks",
 }
 
 

@@ -267,7 +267,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     assert maker == other.batch_function
     assert maker is not None
     assert maker.defined_at.endswith(_place("def batches(split: str)", GENERATED))
-    assert maker.generator_functions == (f"{maker.defined_at} batches",)
+    assert maker.function_keys == (f"{maker.defined_at} batches",)
     replayed = Variant(input="replayed")
     again, _ = _measured(tmp_path, "", replayed, script=GENERATED, hints=first.replay_hints)
     assert again.status == "ok", again.cause
@@ -280,9 +280,11 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
 
 def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
-    again, _ = _measured(tmp_path, "", Variant(input="replayed"), script=OWN_BATCHES)
+    profiles = folder.read_profiles()
+    replayed, hints = Variant(input="replayed"), profiles[0].replay_hints
+    again, _ = _measured(tmp_path, "", replayed, script=OWN_BATCHES, hints=hints)
     assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)
-    for seen in folder.read_profiles():
+    for seen in profiles:
         assert seen.loader is None
         assert seen.batch_function is not None
         assert seen.batch_function.names == ("get_batch",)

@@ -11,7 +11,8 @@ Parallelism = Literal["none", "dp", "ddp", "fsdp", "tensor", "pipeline", "other"
 SHARDED: tuple[Parallelism, ...] = ("fsdp", "tensor", "pipeline")
 """No rank has all parameters; for the last two, the model itself is divided."""
 TrainerKind = Literal["", "transformers", "lightning", "fabric", "accelerate"]
-NO_OPTIMIZER = "Backward"  # in place of an optimizer's class if a script updates parameters itself
+# in place of an optimizer's class if a script updates parameters itself and marks its steps
+NO_OPTIMIZER = "HandWrittenUpdate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,8 @@ class DataLoaderProfile:
     """The DataLoader that feeds the training; sizes of batches and epochs are of one rank.
 
     With ``length_read_ahead`` the trainer reads the number of batches before an epoch, which
-    therefore cannot be cut short. ``cycled``: a generator of the script iterates again and again,
-    so that epochs cannot be seen. ``host_tensors`` are indices of the tensors of a batch that stay
+    therefore cannot be cut short. ``in_generator``: a generator of the script iterates over it,
+    perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
     on the host while others move to a device.
     """
 
@@ -65,30 +66,27 @@ class DataLoaderProfile:
     persistent_workers: bool = False
     length_read_ahead: bool = False
     host_tensors: tuple[int, ...] = ()
-    cycled: bool = False
+    in_generator: bool = False
     created_at: str | None = None
-
-
-ANONYMOUS_FUNCTIONS = {"<genexpr>": "a generator expression", "<lambda>": "a lambda"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchFunction:
     """Functions of a script without a DataLoader that make its batches, one after the other.
 
-    ``on_device``: the last moves batches to a GPU. ``generator_functions`` (``train.py:12 batches``)
-    are defined differently when batches are replayed.
+    ``on_device``: the last moves batches to a GPU. ``function_keys`` (``train.py:12 batches``): the
+    functions that are defined decorated when batches are replayed.
     """
 
     names: tuple[str, ...]
     defined_at: str
     on_device: bool = False
-    generator_functions: tuple[str, ...] = ()
+    function_keys: tuple[str, ...] = ()
 
     @property
     def call_text(self) -> str:
         """``get_batch() and augment()``."""
-        return " and ".join(ANONYMOUS_FUNCTIONS.get(name, f"{name}()") for name in self.names)
+        return " and ".join(f"{name}()" for name in self.names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +114,7 @@ class ReplayHints:
     proportion on ``companion_loaders``.
     """
 
-    generator_functions: tuple[str, ...] = ()
+    function_keys: tuple[str, ...] = ()
     script_sets_batch_size: bool = False
     loader: DataLoaderProfile | None = None
     companion_loaders: tuple[DataLoaderProfile, ...] = ()
@@ -149,7 +147,8 @@ class ScriptProfile:
         fixed_batch_error: error of the script with batches of another size.
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
-            (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``order on cuda``
+            (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
+            iterates over the loader), ``order on cuda``
             or ``order on cpu`` (dimensions reordered in memory).
     """
 
@@ -228,7 +227,7 @@ class ScriptProfile:
     def replay_hints(self) -> ReplayHints:
         function = self.batch_function
         return ReplayHints(
-            generator_functions=() if function is None else function.generator_functions,
+            function_keys=() if function is None else function.function_keys,
             script_sets_batch_size=not self.accepts_batch_size,
             loader=self.loader,
             companion_loaders=self.companion_loaders,

@@ -27,7 +27,7 @@ from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
-from nfold.explain.advice.pytorch import gap_locations, with_gap_locations
+from nfold.explain.advice.pytorch import gap_locations, unknown_epochs, with_gap_locations
 from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
 from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
 from nfold.explain.trials import (
@@ -344,6 +344,9 @@ def probe_script(
             same = check_same_samples(first.ranks) is not None
             slices = same and 0 < profile.model_samples_per_step == share
             profile = dataclasses.replace(profile, slices_batches=slices)
+            unknown = None if same else unknown_epochs(profile)
+            if unknown is not None:
+                raise RunFailure(unknown)
         return _design_from_probe(first, scaling or "weak", profile, machine)
     if not several or _fails_in_any_process(first):
         raise RunFailure(_failure_message(experiment.runner, first))
@@ -400,8 +403,8 @@ def _probe_hint(failed: Measurement) -> str:
     timed_out = failed.status in ("hung", "interrupted")
     if timed_out and failed.cause is not None and failed.cause.step == 0:
         return (
-            ": no step of a torch optimizer; next: a script that trains, or a larger --budget if "
-            "it needs so long to start"
+            ": no step of a torch optimizer; next: add nfold.mark_step() after each update of the "
+            "parameters, or a larger --budget if it needs so long to start"
         )
     return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
 

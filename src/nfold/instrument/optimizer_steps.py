@@ -1,10 +1,11 @@
-"""Steps of a training: optimizer steps, and backwards of scripts without an optimizer."""
+"""Steps of a training: optimizer steps, and marked updates of scripts without an optimizer."""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from nfold.core.source_location import current_user_line
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.gradient_exchange import (
@@ -34,33 +36,51 @@ from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import is_sparse
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
 
-BACKWARDS_WITHOUT_OPTIMIZER = 3  # after so many, the script has none
+# A script that has made so many backward passes, for so long, without a torch optimizer has none.
+MIN_BACKWARDS, STEP_SEARCH_S = 3, 10.0
 
 
-class Backward:
+class HandWrittenUpdate:
     """Takes the place of an optimizer if a script updates the parameters itself."""
 
     def __init__(self) -> None:
-        self.param_groups: list[dict[str, list[Tensor]]] = []
+        self._parameters: dict[int, Tensor] = {}
 
-    def find_parameters(self, losses: Tensor | Sequence[Tensor], *, nested: bool) -> None:
-        """Find the leaves of a graph before it is freed.
+    @property
+    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+        return [{"params": [*self._parameters.values()]}]
+
+    @property
+    def has_parameters(self) -> bool:
+        return bool(self._parameters)
+
+    def add_inputs(self, inputs: Tensor | Sequence[Tensor]) -> None:
+        tensors = (value for value in _as_sequence(inputs) if isinstance(value, Tensor))
+        self._add(tensor for tensor in tensors if tensor.is_leaf)
+
+    def add_leaves(self, losses: Tensor | Sequence[Tensor], *, nested: bool) -> None:
+        """Add the leaves of a graph before it is freed.
 
         Inside a backward (``nested``), tensors that a checkpoint has detached are leaves as well.
         """
-        losses = (losses,) if isinstance(losses, Tensor) else losses
-        leaves = _graph_leaves(losses)
-        found = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter) or not nested]
-        self.param_groups.append({"params": found})
+        leaves = _graph_leaves(_as_sequence(losses))
+        self._add(leaf for leaf in leaves if isinstance(leaf, nn.Parameter) or not nested)
+
+    def _add(self, tensors: Iterable[Tensor]) -> None:
+        self._parameters.update((id(tensor), tensor) for tensor in tensors)
+
+
+def _as_sequence(tensors: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    return (tensors,) if isinstance(tensors, Tensor) else tensors
 
 
 class OptimizerStepHooks:
     """Reports every optimizer step (``on_step``) and the begin of every backward (``on_compute``).
 
     A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
-    If a script has no PyTorch optimizer, each backward ends a step, and the update after it is
-    timed with the next step. Optimizers that step within a backward are reported after it: its
-    thread is no place to end a process.
+    Optimizers that step within a backward are reported after it: its thread is no place to end a
+    process. ``on_missing_step`` is called with the line of a backward if a script without a PyTorch
+    optimizer marks no step either.
     """
 
     def __init__(
@@ -68,23 +88,27 @@ class OptimizerStepHooks:
         post_backward: PostBackwardAllReduce,
         on_compute: Callable[[], None],
         on_step: Callable[[Any], None],
+        on_missing_step: Callable[[str | None], None],
         exchange_wait: ExchangeWait,
     ) -> None:
         self._post_backward = post_backward
         self._exchange_wait = exchange_wait
         self.on_compute = on_compute
         self._on_step = on_step
+        self._on_missing_step = on_missing_step
         self.skipped_steps, self.steps_in_backward = 0, False
-        self._scaler_stepped = self._has_optimizer = False
+        self._scaler_stepped = self._has_optimizer = self._has_marks = False
         self._depth = self._backwards = 0
-        self._backward_steps = Backward()
+        self._first_backward_s: float | None = None
+        self._update = HandWrittenUpdate()
         self._step_depth = 0
         self._stepped_in_backward: list[Any] = []
         self._hooks: tuple[Any, ...] = ()
 
-    def install(self, patches: Patches) -> None:
+    def install(self, patches: Patches, warm_up: Patches) -> None:
         patches.wrap(Optimizer, "__init__", self._construct_optimizer)
         patches.wrap(torch.autograd, "backward", self._backward)
+        warm_up.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(GradScaler, "step", self._step_scaler)
         if self._exchange_wait.enabled:
             # In a forward, buffers are sent from rank 0, which waits for the others with gloo.
@@ -132,13 +156,17 @@ class OptimizerStepHooks:
         self._has_optimizer = True
         original(optimizer, *args, **kwargs)
 
+    def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._searches_parameters:
+            self._update.add_inputs(inputs)
+        return original(outputs, inputs, *args, **kwargs)
+
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         self.on_compute()
         is_outermost = not self._depth
-        may_end_step = is_outermost and not self._has_optimizer
-        self._backwards += may_end_step
-        if self._backwards == BACKWARDS_WITHOUT_OPTIMIZER and not self._has_optimizer:
-            self._backward_steps.find_parameters(tensors, nested=not may_end_step)
+        if self._searches_parameters:
+            self._update.add_leaves(tensors, nested=not is_outermost)
+            self._check_for_steps()
         if is_outermost:
             self._stepped_in_backward.clear()
         self._depth += 1
@@ -148,11 +176,27 @@ class OptimizerStepHooks:
                 original(tensors, *args, **kwargs)
         finally:
             self._depth -= 1
-        if may_end_step and self._backwards >= BACKWARDS_WITHOUT_OPTIMIZER:
-            self._post_backward.all_reduce(self._backward_steps)
-            self._report_step(self._backward_steps)
         for optimizer in tuple(self._stepped_in_backward) if is_outermost else ():
             self._report_step(optimizer)
+
+    @property
+    def _searches_parameters(self) -> bool:
+        return not (self._has_optimizer or self._has_marks)
+
+    def _check_for_steps(self) -> None:
+        self._backwards += 1
+        now = time.monotonic()
+        self._first_backward_s = self._first_backward_s or now
+        if self._backwards > MIN_BACKWARDS and now - self._first_backward_s > STEP_SEARCH_S:
+            self._on_missing_step(current_user_line())
+
+    def take_update(self) -> HandWrittenUpdate | None:
+        """Return the update of a script without an optimizer at a mark, None if nothing trained."""
+        if self._has_optimizer or not self._update.has_parameters:
+            return None
+        self._has_marks = True
+        self._post_backward.all_reduce(self._update)
+        return self._update
 
 
 def _graph_leaves(losses: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -214,7 +258,11 @@ class StepOptimizer:
     @property
     def index(self) -> int:
         counts = [role.steps for role in self._live_roles()]
-        return max(range(len(counts)), key=lambda index: (-counts[index], index))
+        return max(range(len(counts)), key=lambda index: (-counts[index], index), default=0)
+
+    @property
+    def has_stepped(self) -> bool:
+        return bool(self._roles)
 
     def ends_step(self, optimizer: Any) -> bool:
         """Count a step of the optimizer; return whether it ends a training step.
@@ -232,7 +280,8 @@ class StepOptimizer:
         return not (is_first and len(self._roles) > 1) and self._live_roles()[self.index] is role
 
     def end_warm_up(self) -> None:
-        self._chosen = self._live_roles()[self.index]
+        roles = self._live_roles()
+        self._chosen = roles[self.index] if roles else None
 
     def _live_roles(self) -> list[OptimizerRole]:
         return [role for role in self._roles if role.optimizer() is not None]

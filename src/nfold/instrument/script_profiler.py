@@ -19,6 +19,7 @@ from torch.utils.data import DistributedSampler
 from nfold.core.errors import Unsupported
 from nfold.core.script_profile import (
     SHARDED,
+    BatchFunction,
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
@@ -60,11 +61,12 @@ from nfold.instrument.input.dataloader_hook import (
 )
 from nfold.instrument.input.epoch_passes import (
     epoch_length_is_read_ahead,
-    is_cycled,
+    generator_line,
     length_or_none,
     script_sampler,
 )
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
+from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import computes_slice
 
@@ -160,6 +162,11 @@ class ScriptProfiler:
         return Devices((first,))
 
     @property
+    def step_line(self) -> str | None:
+        """The line of the script that ends most steps."""
+        return self._profile.most_frequent_line("step")
+
+    @property
     def may_compile(self) -> bool:
         """Return whether the second step may compile too: a batch of another shape does."""
         return bool(self._variant.current.compiled) or has_compiled_code()
@@ -193,7 +200,6 @@ class ScriptProfiler:
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
-        self.collectives.on_step(lambda: self.parameters)
         fed = step_input.batches or self._dataloaders.loader is not None
         if not self._dataloaders.in_warm_up:
             counted = step_input.samples if fed else self._samples_per_step
@@ -264,8 +270,11 @@ class ScriptProfiler:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
-        loader = None
-        if dataloaders.loader is not None:
+        loader, batch_function = None, self.batch_functions.batch_function
+        if isinstance(dataloaders.loader, MarkedBatches):
+            batch_function = marked_function(dataloaders.loader)
+        elif dataloaders.loader is not None:
+            self._events.record_line("generator", generator_line(dataloaders.loader))
             line = dataloaders.creation_line(dataloaders.loader)
             loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
         batches = round(median(self._batches)) if self._batches else 0
@@ -281,8 +290,9 @@ class ScriptProfiler:
             companion_loaders=tuple(
                 loader_facts(companion, dataloaders.creation_line(companion))
                 for companion in dataloaders.companion_loaders
+                if not isinstance(companion, MarkedBatches)
             ),
-            batch_function=self.batch_functions.batch_function if loader is None else None,
+            batch_function=batch_function if loader is None else None,
             samples_per_step=float(self._samples_per_step),
             model_samples_per_step=float(median(self._model_counts or [0])),
             accumulation=accumulation,
@@ -411,8 +421,14 @@ def loader_facts(
         persistent_workers=bool(loader.persistent_workers),
         length_read_ahead=epoch_length_is_read_ahead(),
         host_tensors=host_tensors,
-        cycled=is_cycled(loader),
+        in_generator=generator_line(loader) is not None,
         created_at=created_at,
+    )
+
+
+def marked_function(marked: MarkedBatches) -> BatchFunction:
+    return BatchFunction(
+        names=(CALL_NAME,), defined_at=marked.marked_at, on_device=marked.on_device
     )
 
 

@@ -27,7 +27,7 @@ from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
 from nfold.instrument.hooks import patches
-from nfold.instrument.hooks.patches import GeneratorHooks, Patches, TrainerDetector
+from nfold.instrument.hooks.patches import BatchFunctionDecorator, Patches, TrainerDetector
 from nfold.instrument.rank_environment import has_own_world, rank_environment
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     """
     runs: list[InstrumentedRun] = []
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
-    generators = GeneratorHooks(task.replay_hints.generator_functions)
+    decorator = BatchFunctionDecorator(task.replay_hints.function_keys)
 
     def instrument(_torch: ModuleType) -> None:
         from nfold.instrument.session import InstrumentedRun
@@ -53,7 +53,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
         children.install()
-        generators.install()
+        decorator.install()
         call_after_import(
             {
                 "torch": instrument,
@@ -61,21 +61,21 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
                 patches.TENSOR_PARALLEL_MODULE: patches.mark_parallelized,
             }
         )
-        _execute_script(task, runs, generators)
-    generators.uninstall()
+        _execute_script(task, runs, decorator)
+    decorator.uninstall()
     children.uninstall()
     return _finish_early(task, runs, observer)
 
 
 def _execute_script(
-    task: Task, runs: list[InstrumentedRun], generator_hooks: GeneratorHooks
+    task: Task, runs: list[InstrumentedRun], decorator: BatchFunctionDecorator
 ) -> None:
     module, (script, *arguments) = task.workload.module, task.workload.script
     try:
         if module is None:
-            rank_process.run_script(script, arguments, generator_hooks.compile_source)
+            rank_process.run_script(script, arguments, decorator.compile_source)
         else:
-            rank_process.run_module(module, arguments[1:], generator_hooks.compile_source)
+            rank_process.run_module(module, arguments[1:], decorator.compile_source)
     except SystemExit as ended:
         if ended.code not in (None, 0) and not (runs and runs[0].is_leaving):
             raise exit_failure(task.workload, ended) from ended
@@ -130,8 +130,9 @@ def too_few_steps_message(
     if not steps:
         children = f"; it started {child_processes} processes" * bool(child_processes)
         return (
-            f"{name} ended with exit code 0 without a step of a torch optimizer{children}; next: name a "
-            "script that trains in its own process, as under torchrun, or that starts its ranks by "
+            f"{name} ended with exit code 0 without a step of a torch optimizer{children}; next: add "
+            "nfold.mark_step() after each update of the parameters, or name a script that trains in "
+            "its own process, as under torchrun, or that starts its ranks by "
             "torch.multiprocessing.spawn"
         )
     return (

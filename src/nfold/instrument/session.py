@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
+from nfold import marks
 from nfold.core.errors import NfoldError, Unsupported
 from nfold.core.measurement import FetchStats, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_location import current_user_line
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import Recorder
@@ -42,6 +44,7 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.rank_environment import oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
+from nfold.marks import Batch
 
 
 class InstrumentedRun:
@@ -87,8 +90,14 @@ class InstrumentedRun:
             host_gaps=self._host_gaps,
         )
         self._step_hooks = OptimizerStepHooks(
-            self._post_backward, self._host_gaps.on_compute, self.on_optimizer_step, exchange_wait
+            self._post_backward,
+            self._host_gaps.on_compute,
+            self.on_optimizer_step,
+            self._on_missing_step,
+            exchange_wait,
         )
+        self._has_marks = False  # whether calls of nfold.mark_step end the steps
+        self._marks_without_training = 0
         self._dataloaders = DataLoaderHook(
             self._prepare,
             self._new_replay,
@@ -141,21 +150,58 @@ class InstrumentedRun:
         for owner in (dist, distributed_c10d):
             self._patches.wrap(owner, "destroy_process_group", self._destroy_process_group)
         self._patches.wrap(Join, "__enter__", self._enter_join)
-        self._step_hooks.install(self._patches)
+        self._step_hooks.install(self._patches, self._warm_up_patches)
+        marks.set_receiver(self)
         self._recorder.begin_epoch()
 
     def uninstall(self) -> None:
+        marks.set_receiver(None)
         self._stack_sampler.stop()
         self._step_hooks.uninstall()
         self._post_backward.uninstall()
-        self._profiler.batch_functions.restore_functions()
         self._profiler.uninstall(self._warm_up_patches)
         self._patches.undo()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
         with self._record_refusal():
-            if self._step_optimizer.ends_step(optimizer):
+            if self._step_optimizer.ends_step(optimizer) and not self._has_marks:
                 self._count_step()
+
+    def mark_step(self) -> None:
+        """End a step at a call of ``nfold.mark_step``; before the training it only announces marks."""
+        with self._record_refusal():
+            is_first, self._has_marks = not self._has_marks, True
+            if is_first and self.steps > 1:
+                raise Unsupported(
+                    f"{current_user_line()}: nfold.mark_step() was first called after {self.steps} "
+                    "optimizer steps, which were counted as steps; next: call nfold.mark_step() "
+                    "once before the training loop as well",
+                    step=self.steps,
+                )
+            update = self._step_hooks.take_update()
+            if update is not None:
+                self._step_optimizer.ends_step(update)
+            if not self._step_optimizer.has_stepped:
+                self._check_training_before_mark()
+            elif not (is_first and self.steps):
+                self._count_step()
+
+    def _check_training_before_mark(self) -> None:
+        self._marks_without_training += 1
+        if self._marks_without_training > MAX_MARKS_WITHOUT_TRAINING:
+            raise Unsupported(
+                f"{current_user_line()}: nfold.mark_step() follows neither a backward pass nor "
+                "torch.autograd.grad nor a step of a torch optimizer: the trained parameters are not "
+                "known; next: call nfold.mark_step() after each update of the parameters",
+                step=0,
+            )
+
+    def mark_batches(self, iterable: Iterable[Batch]) -> Iterable[Batch]:
+        return self._dataloaders.mark_batches(iterable)
+
+    def _on_missing_step(self, line: str | None) -> None:
+        with self._record_refusal():
+            raise Unsupported(missing_step_message(self._task.workload.name, line), step=0)
 
     def _count_step(self) -> None:
         step_input = self._dataloaders.take_step_input()
@@ -222,18 +268,17 @@ class InstrumentedRun:
         )
         is_replayable = replays or (self._variant.interleaved and has_source)
         if not (self._variant.is_baseline("input") or is_replayable):
+            step_line = self._profiler.step_line
             raise Unsupported(
                 f"input {self._variant.all_variants[-1].input}: no DataLoader or batch function "
-                f"found in {self._task.workload.name}, its input cannot be replayed; allowed is "
-                "input real"
+                f"found in {self._task.workload.name}, its input cannot be replayed; next: "
+                "nfold.batches() around the iterable of the training loop"
+                f"{f' ({step_line} ends its steps)' if step_line else ''}"
             )
         peak = self.devices.peak_memory_bytes()
         profile = self._profiler.final_profile(self.timed_steps, self.devices)
-        caveats = self._rare_exchange_caveats(profile)
         weights = self._warm_up_weights
-        if caveats:
-            weights = {}
-        elif not self._task.interleaved_variants:
+        if not self._task.interleaved_variants:
             weights = self._weight_evidence(profile)
         self._observer.save_profile(dataclasses.replace(profile, trace=self._probe.take_summary()))
         samples = self._recorder.samples(
@@ -245,22 +290,12 @@ class InstrumentedRun:
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._profiler.parameter_count,
             **weights,
-            caveats=(*oversubscription_note(self._task, profile.threads), *caveats),
+            caveats=oversubscription_note(self._task, profile.threads),
         )
         # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
         hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes
         hashes = tuple(entry for entry in hashes if int(entry[1], 16))
         return dataclasses.replace(samples, rank=self._task.rank, sample_hashes=hashes)
-
-    def _rare_exchange_caveats(self, profile: ScriptProfile) -> tuple[tuple[str, str], ...]:
-        counts = self._profiler.collectives.rare_exchanges
-        if counts is None or not _trains_independently(profile):
-            return ()
-        text = (
-            "ranks exchange their parameters in {} of {} steps only: in between, each rank trains "
-            "its own parameters"
-        )
-        return (("exchanged_rarely", text.format(*counts)),)
 
     def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
         """Return the checksum of parameters that must be equal on all ranks, and a sample of them.
@@ -297,8 +332,6 @@ class InstrumentedRun:
         self._warm_up_patches.undo()
         profile = self._profiler.final_profile(0, self.devices)
         self._observer.save_profile(profile)
-        if _trains_independently(profile):
-            self._profiler.collectives.count_after_warm_up(self._patches)
         if self._task.interleaved_variants:
             self._warm_up_weights = self._weight_evidence(profile)
         self._observer.wait_for_other_ranks(self.steps)
@@ -308,6 +341,13 @@ class InstrumentedRun:
         self._observer.exit_process(self.samples())
 
 
-def _trains_independently(profile: ScriptProfile) -> bool:
-    without_wrapper = profile.process_group and profile.parallel in ("none", "other")
-    return without_wrapper or profile.comm_hook.startswith("post_localSGD")
+# The first may announce marks; an optimizer may begin to step some marks later.
+MAX_MARKS_WITHOUT_TRAINING = 100
+
+
+def missing_step_message(name: str, line: str | None) -> str:
+    where = f" that follows {line}" if line else ""
+    return (
+        f"{name} trains without a torch optimizer: where its steps end is not known; next: add "
+        f"nfold.mark_step() after the update of the parameters{where}"
+    )

@@ -8,9 +8,10 @@ import pytest
 
 from explaining import HOST, ladder
 from nfold.core.measurement import Caveat, Measurement, RankSamples, Window
-from nfold.core.script_profile import ScriptProfile
+from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.core.workload import Workload
 from nfold.explain.advice.caveats import (
+    AVERAGED_RARELY,
     MANY_THREADS,
     NOTICEABLE_FRACTION,
     OPTIMIZER_IN_BACKWARD,
@@ -95,6 +96,16 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
         (ScriptProfile(parallel="ddp"), "they differ"),
         (ScriptProfile(parallel="other", steps_in_backward=True), "they differ"),
         (ScriptProfile(parallel="ddp", steps_in_backward=True), OPTIMIZER_IN_BACKWARD),
+        (ScriptProfile(parallel="none", process_group=True), AVERAGED_RARELY.format("")),
+        (ScriptProfile(parallel="ddp", comm_hook="post_localSGD"), AVERAGED_RARELY.format("")),
+        (
+            ScriptProfile(
+                parallel="other",
+                process_group=True,
+                source_locations={"collective": (SourceLocation(line="train.py:40"),)},
+            ),
+            AVERAGED_RARELY.format(" (train.py:40)"),
+        ),
     ],
 )
 def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(

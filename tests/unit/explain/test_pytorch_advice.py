@@ -68,14 +68,6 @@ def trained(trainer: TrainerKind, **places: SourceLocation) -> ScriptProfile:
             "started by nfold run --devices 2",
         ),
         (
-            lambda seen: pytorch.use_process_per_device(
-                dataclasses.replace(seen, optimizers=("LBFGS",)), 2
-            ),
-            "train.py:14: DistributedDataParallel(model), a DistributedSampler, its closure "
-            "returning the mean loss of all ranks (for LBFGS), started by nfold run --devices 2",
-            "started by nfold run --devices 2",
-        ),
-        (
             lambda seen: pytorch.use_process_per_device(dataclasses.replace(seen, loader=None), 2),
             "train.py:14: DistributedDataParallel(model), its own share of the work on each rank, started "
             "by nfold run --devices 2",

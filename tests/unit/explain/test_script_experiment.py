@@ -13,6 +13,7 @@ from nfold.core.errors import RunFailure, UsageError
 from nfold.core.measurement import EpochGap, FailureCause, FetchStats, Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import (
+    NO_OPTIMIZER,
     BatchFunction,
     DataLoaderProfile,
     ScriptProfile,
@@ -144,8 +145,8 @@ def test_no_other_batch_is_told_where_nothing_gives_one() -> None:
 
 def test_a_script_without_an_optimizer_is_told_so() -> None:
     assert explained(DDP).headline == ""
-    found = explained(dataclasses.replace(DDP, optimizers=("Backward",)))
-    assert found.headline == "No torch optimizer steps in it: every backward counts as a step."
+    found = explained(dataclasses.replace(DDP, optimizers=(NO_OPTIMIZER,)))
+    assert found.headline == "No torch optimizer steps in it: nfold.mark_step() ends its steps."
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,16 @@ def test_a_model_that_is_divided_is_no_work_that_is(parallel: Any, said: str) ->
     seen = dataclasses.replace(DDP, parallel=parallel)
     with pytest.raises(RunFailure, match=rf"divides its model over 2 devices \({said}\)"):
         looked(seen)
+
+
+def test_generator_over_an_undivided_loader_needs_a_mark() -> None:
+    whole = dataclasses.replace(LOADER, shards_dataset=False, in_generator=True)
+    line = SourceLocation(line="train.py:18")
+    seen = dataclasses.replace(DDP, loader=whole, source_locations={"generator": (line,)})
+    with pytest.raises(RunFailure, match=r"^train\.py:18: a generator .* nfold\.batches\(\)"):
+        looked(seen)
+    divided = dataclasses.replace(whole, shards_dataset=True)
+    assert looked(dataclasses.replace(seen, loader=divided)).profile is not None
 
 
 @pytest.mark.parametrize(
@@ -183,7 +194,7 @@ def test_steps_whose_samples_nobody_saw_are_counted_and_told_so() -> None:
     seen = dataclasses.replace(PLAIN, loader=None, samples_per_step=0.0)
     asked = looked(seen)
     assert (asked.plan.batch, asked.baseline.plan.batch) == (2, 1)
-    by_hand = dataclasses.replace(seen, optimizers=("Backward",))
+    by_hand = dataclasses.replace(seen, optimizers=(NO_OPTIMIZER,))
     assert pytorch.use_process_per_device(by_hand, 2).startswith(
         "dist.all_reduce() of all gradients"
     )
@@ -315,8 +326,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
 @pytest.mark.parametrize(
     ("status", "step", "said"),
     [
-        ("hung", 0, "no step of a torch optimizer; next: a script that trains, or"),
-        ("interrupted", 0, "no step of a torch optimizer; next: a script that trains, or"),
+        ("hung", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
+        ("interrupted", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
         ("interrupted", 3, "it ended; next: a larger --budget"),
         ("hung", 3, "it ended"),
     ],
@@ -420,19 +431,6 @@ def test_ranks_that_each_go_through_everything_are_wrong() -> None:
     assert found.rows[0].cause == "undivided-work"
     assert found.speedup.value == pytest.approx(1.0)
     assert "DistributedSampler" in found.rows[0].fix
-
-
-def test_ranks_that_draw_without_end_each_in_its_own_order_do_nothing_twice() -> None:
-    whole = dataclasses.replace(LOADER, shards_dataset=False, cycled=True)
-    found = explained(dataclasses.replace(DDP, loader=whole))
-    assert not found.training_errors
-    assert found.speedup.value == pytest.approx(2.0)
-    (told,) = [doubt.text for doubt in found.caveats if doubt.kind == "own_orders"]
-    assert told.startswith("train.py:7: every rank visits all 2,000 samples")
-    assert "counts steps instead" in told
-    same = explained(dataclasses.replace(DDP, loader=whole), same_samples=True)
-    assert same.training_errors
-    assert "own_orders" not in {doubt.kind for doubt in same.caveats}
 
 
 def test_epochs_of_ranks_that_divide_nothing_end_as_often_for_the_same_samples() -> None:

@@ -21,6 +21,7 @@ from instrumented import (
 )
 from nfold.core.measurement import RankSamples
 from nfold.core.variant import Variant
+from nfold.instrument.hooks.patches import BatchFunctionDecorator, installed_decorator
 
 Evaluate = Callable[[], None]
 Training = Callable[[FakeClock, nn.Module, torch.optim.Optimizer, Evaluate], None]
@@ -91,7 +92,10 @@ def _made_by_a_function(
     seconds: FakeClock, module: nn.Module, optimizer: torch.optim.Optimizer, evaluate: Evaluate
 ) -> None:
     """Which takes its time for every batch, and is asked by an evaluation, too."""
+    decorator = BatchFunctionDecorator(["train.py:1 get_batch"])
+    decorator.install()
 
+    @decorator
     def get_batch() -> Tensor:
         seconds.advance(7)
         return torch.randn(8, 8)
@@ -171,7 +175,12 @@ def test_call_of_a_batch_function_ends_the_host_gap(
     input_: str, usual: float, seconds: FakeClock
 ) -> None:
     """From the end of the warm-up on, where its batches are left out at some time."""
-    found = _pauses(_made_by_a_function, seconds, Variant(input=input_))  # type: ignore[arg-type]
+    try:
+        found = _pauses(_made_by_a_function, seconds, Variant(input=input_))  # type: ignore[arg-type]
+    finally:
+        decorator = installed_decorator()
+        assert decorator is not None
+        decorator.uninstall()
     pauses = {step: found[step - WARMUP] for step in range(WARMUP + 1, WARMUP + STEPS)}
     assert pauses == {step: usual + (0 if step % EVERY else 57) for step in pauses}
 

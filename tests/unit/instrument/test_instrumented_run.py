@@ -137,31 +137,6 @@ def test_two_optimizers_make_one_step() -> None:
     assert found.profile.parameter_count == sum(parameter.numel() for parameter in trained)
 
 
-def _by_hand(checkpointed: bool = False) -> None:
-    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
-    for samples, labels in itertools.chain.from_iterable([DataLoader(dataset(), 8)] * 10):
-        hidden = module[0](samples)
-        run = torch.utils.checkpoint.checkpoint
-        scores = run(module[1], hidden, use_reentrant=True) if checkpointed else module[1](hidden)
-        module.zero_grad()
-        nn.functional.cross_entropy(scores, labels).backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            for parameter in module.parameters():
-                assert parameter.grad is not None
-                parameter.sub_(parameter.grad, alpha=0.1)
-
-
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_backward_is_a_step_without_an_optimizer(checkpointed: bool) -> None:
-    found = instrumented(lambda: _by_hand(checkpointed), script_task())
-    assert found.samples is not None
-    assert len(found.samples.step_ms) == 10
-    assert sum(window.samples for window in found.samples.windows) == 80
-    assert found.profile.has_no_optimizer
-    assert found.profile.parameter_count == 8 * 8 + 8 + 8 * 4 + 4
-    assert found.profile.accumulation == 1
-
-
 def _stepping(optimizer: torch.optim.Optimizer, _: torch.Tensor) -> None:
     optimizer.step()
     optimizer.zero_grad()

@@ -26,6 +26,11 @@ OPTIMIZER_IN_BACKWARD = (
     "before DistributedDataParallel all-reduces the gradients, so every rank trains on its own; "
     "next: dist.all_reduce() in the hook, or all optimizer steps after backward()"
 )
+AVERAGED_RARELY = (
+    "parameters differ between ranks at the end: each rank trains its own; next: all-reduce the "
+    "gradients in every step, or, if ranks average their parameters every few steps, add "
+    "nfold.mark_step() after the average{} and once before the training loop"
+)
 # Runs are short on purpose, and slow ranks have a row.
 SHOWN_ELSEWHERE = (*TRAINING_ERROR_KINDS, "few_windows", "slow_rank")
 MANY_THREADS = "many_threads"
@@ -48,12 +53,21 @@ def find_training_errors(
     caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile
 ) -> tuple[str, ...]:
     """Return the errors among the caveats, given by kind, and that of undivided epochs."""
-    too_early = profile.steps_in_backward and profile.parallel == "ddp"
-    why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD} if too_early else {}
+    why = {}
+    if profile.parallel == "ddp" and profile.steps_in_backward:
+        why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD}
+    elif _may_average_rarely(profile):
+        line = profile.most_frequent_line("collective")
+        why = {PARAMETERS_DIFFER: AVERAGED_RARELY.format(f" ({line})" if line else "")}
     found = [
         why.get(kind, text) for kind, text in caveat_texts.items() if kind in TRAINING_ERROR_KINDS
     ]
     return (*found, *filter(None, [duplicated_epochs]))
+
+
+def _may_average_rarely(profile: ScriptProfile) -> bool:
+    without_wrapper = profile.process_group and profile.parallel in ("none", "other")
+    return without_wrapper or profile.comm_hook.startswith("post_localSGD")
 
 
 def collect_caveats(
@@ -74,9 +88,6 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     known = results.caveats()
-    own_orders = pytorch.duplicated_samples(design.facts)
-    if own_orders and SAME_SAMPLES not in {caveat.kind for caveat in known}:
-        yield Caveat(kind="own_orders", text=own_orders)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

@@ -36,7 +36,7 @@ def write_headline(name: str, profile: ScriptProfile, devices: int, failure: str
         fixed = f"With smaller batches it fails ({profile.fixed_batch_error})"
     notes = {
         f"Started as {devices} processes, as torchrun does, it fails: {failure}.": failure,
-        "No torch optimizer steps in it: every backward counts as a step.": (
+        "No torch optimizer steps in it: nfold.mark_step() ends its steps.": (
             profile.has_no_optimizer
         ),
         "Samples per step are unknown: each step counts as one sample per device.": (

@@ -226,17 +226,7 @@ def use_process_per_device(profile: ScriptProfile, devices: int) -> str:
 
 
 def duplicated_epochs(profile: ScriptProfile) -> str | None:
-    """Return an error if every rank visits the whole data set and the script counts epochs."""
-    return None if training_loader(profile).cycled else _duplication_text(profile)
-
-
-def duplicated_samples(profile: ScriptProfile) -> str | None:
-    """Return a caveat if every rank visits the whole data set and the script counts steps."""
-    text = _duplication_text(profile) if training_loader(profile).cycled else None
-    return f"{text}; a training that counts steps instead of epochs loses nothing" if text else None
-
-
-def _duplication_text(profile: ScriptProfile) -> str | None:
+    """Return an error if every rank visits the whole data set."""
     fed = training_loader(profile)
     if fed.shards_dataset is not False or profile.world_size < 2 or profile.slices_batches:
         return None
@@ -443,3 +433,16 @@ def _at_line(design: ExperimentDesign, found: GapLocation | None, text: str, cha
     if found is not None:
         return at_location(found.location.location, f"{found.annotate(text)}: {change}")
     return at_location(design.facts.most_frequent_line("step"), f"{text}: {change}")
+
+
+def unknown_epochs(profile: ScriptProfile) -> str | None:
+    """Return an error if every rank visits the whole data set, perhaps in passes that never end."""
+    if not training_loader(profile).in_generator or duplicated_epochs(profile) is None:
+        return None
+    return at_event(
+        profile,
+        "generator",
+        "a generator iterates over a DataLoader that gives every rank all samples: whether the "
+        "training counts steps or epochs is not known; next: a DistributedSampler, or, if it counts "
+        "steps, nfold.batches() around the generator",
+    )

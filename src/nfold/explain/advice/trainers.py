@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from nfold.core.script_profile import ScriptProfile, SourceLocation, TrainerKind
 
-LINE_SEARCH_OPTIMIZER = "LBFGS"
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerAdvice:
@@ -156,16 +154,8 @@ def manual_all_reduce(profile: ScriptProfile) -> str:
 
 
 def divide_work(profile: ScriptProfile) -> str:
-    """Return how to divide the work among ranks.
-
-    A line search depends on the loss that its closure returns: with a different loss on every rank,
-    ranks take different numbers of steps, and one waits for collectives of the others forever.
-    """
-    part = (
+    return (
         "a DistributedSampler"
         if profile.loader is not None
         else "its own share of the work on each rank"
     )
-    if LINE_SEARCH_OPTIMIZER not in profile.optimizers:
-        return part
-    return f"{part}, its closure returning the mean loss of all ranks (for {LINE_SEARCH_OPTIMIZER})"

@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -176,16 +176,11 @@ class CollectiveHooks:
     def __init__(self, variant: ActiveVariant, events: EventCounter) -> None:
         self._variant = variant
         self._events = events
-        self._in_collective = False
-        self._past_first_step = self._counts_after_warm_up = False
-        self._bytes_in_step = self._steps = self._exchanging_steps = 0
+        self._in_collective = self._past_first_step = False
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         where = warm_up if self._variant.is_baseline("exchange") else patches
-        self._patch_all(where)
         where.wrap(Join, "notify_join_context", self._notify_join_context)
-
-    def _patch_all(self, where: Patches) -> None:
         for name in (*LOCAL_COLLECTIVES, *NOT_REPLACED):
             original = getattr(distributed_c10d, name, None)
             if original is None:
@@ -193,27 +188,6 @@ class CollectiveHooks:
             replacement = self._wrap_collective(original, name)
             for owner in holders(name, original):
                 where.put(owner, name, _constant_patch(replacement))
-
-    def count_after_warm_up(self, patches: Patches) -> None:
-        """Keep counting after the warm-up if none of its steps exchanged the trained parameters."""
-        self._counts_after_warm_up = not self._exchanging_steps
-        if self._counts_after_warm_up and self._variant.is_baseline("exchange"):
-            self._patch_all(patches)
-
-    def on_step(self, trained_parameters: Callable[[], Iterable[Tensor]]) -> None:
-        """Count a step, and whether it sent at least half of the bytes of the parameters."""
-        if self._events.enabled or self._counts_after_warm_up:
-            self._steps += 1
-            self._exchanging_steps += bool(self._bytes_in_step) and 2 * self._bytes_in_step >= sum(
-                map(tensor_bytes, trained_parameters())
-            )
-        self._bytes_in_step = 0
-
-    @property
-    def rare_exchanges(self) -> tuple[int, int] | None:
-        """The numbers of exchanging steps and of steps, None if all or no steps exchange."""
-        counts = self._exchanging_steps, self._steps
-        return counts if 0 < self._exchanging_steps < self._steps else None
 
     def on_first_step(self) -> None:
         self._past_first_step = True
@@ -229,10 +203,8 @@ class CollectiveHooks:
         def collective(*args: Any, **kwargs: Any) -> Any:
             if self._in_collective:
                 return original(*args, **kwargs)
-            if self._events.enabled or self._counts_after_warm_up:
-                sent = collective_bytes(name, args, kwargs)
-                self._bytes_in_step += sent * (name in LOCAL_COLLECTIVES)
-                self._events.count("collective", name, sent)
+            if self._events.enabled:
+                self._events.count("collective", name, collective_bytes(name, args, kwargs))
             disabled = self._past_first_step and self._variant.current.exchange in (
                 "none",
                 "barrier",

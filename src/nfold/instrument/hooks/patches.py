@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -16,6 +17,7 @@ from nfold.core.script_profile import TrainerKind
 from nfold.core.source_location import current_user_line, display_filename
 from nfold.engines import rank_process
 
+Replacement = Callable[[tuple[Any, ...], Iterator[Any]], Any]  # of the next batch
 PatchFactory = Callable[[Any], Any]  # from the original attribute to its replacement
 
 
@@ -129,7 +131,7 @@ def mark_parallelized(module: ModuleType) -> None:
     vars(module)["parallelize_module"] = parallelize_module
 
 
-DECORATOR_NAME = "_nfold_generator"  # name of a builtin
+DECORATOR_NAME = "_nfold_batch_function"  # name of a builtin
 
 
 def function_key(path: str, line: int, name: str) -> str:
@@ -137,11 +139,12 @@ def function_key(path: str, line: int, name: str) -> str:
     return f"{display_filename(path)}:{line} {name}"
 
 
-class GeneratorHooks:
-    """Decorates generator functions at their definition, so that their batches can be replaced.
+class BatchFunctionDecorator:
+    """Decorates batch functions at their definition, so that their batches can be replaced.
 
-    A running generator cannot be given other code. The probe run finds the generator functions
-    (``keys``, see ``function_key``), and later runs define them decorated. Imports no torch.
+    The probe run finds the batch functions (``keys``, see ``function_key``), and later runs define
+    them decorated: a function may be imported under several names, and a running generator cannot
+    be given other code. A replacement gets the arguments of the call and an iterator of batches.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -149,8 +152,7 @@ class GeneratorHooks:
         self._files = {key.rpartition(":")[0] for key in keys}
         self._patches = Patches()
         self.decorated: set[CodeType] = set()
-        # by the code of a generator function
-        self.replacements: dict[CodeType, Callable[[GeneratorBatches], Any]] = {}
+        self.replacements: dict[CodeType, Replacement] = {}
 
     def install(self) -> None:
         """Decorate functions of later imports. The script itself uses ``compile_source``."""
@@ -159,14 +161,14 @@ class GeneratorHooks:
             self._patches.wrap(SourceFileLoader, "get_code", self._get_code)
 
     def uninstall(self) -> None:
-        """Import modules as original again; decorated generators yield their own batches."""
+        """Import modules as original again; decorated functions make their own batches."""
         self._patches.undo()
         self.replacements.clear()
-        if installed_generator_hooks() is self:
+        if installed_decorator() is self:
             delattr(builtins, DECORATOR_NAME)
 
     def compile_source(self, source: bytes, path: str) -> CodeType:
-        """Compile a file with its listed generator functions decorated."""
+        """Compile a file with its listed functions decorated."""
         if display_filename(path) not in self._files:
             return rank_process.compile_source(source, path)
         tree = ast.parse(source, path)
@@ -185,7 +187,7 @@ class GeneratorHooks:
         # Neither reads nor writes a cached .pyc file.
         return self.compile_source(loader.get_data(path), path)
 
-    def __call__(self, function: Callable[..., Iterator[Any]]) -> Callable[..., GeneratorBatches]:
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
         code: CodeType = function.__code__
         self.decorated.add(code)
 
@@ -193,11 +195,28 @@ class GeneratorHooks:
         def generate(*args: Any, **kwargs: Any) -> GeneratorBatches:
             return GeneratorBatches(function(*args, **kwargs), code, args, self.replacements)
 
-        return generate
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            replacement = self.replacements.get(code)
+            if replacement is None:
+                return function(*args, **kwargs)
+            return replacement(args, RepeatedCalls(functools.partial(function, *args, **kwargs)))
+
+        return generate if code.co_flags & inspect.CO_GENERATOR else call
 
 
-def installed_generator_hooks() -> GeneratorHooks | None:
+def installed_decorator() -> BatchFunctionDecorator | None:
     return getattr(builtins, DECORATOR_NAME, None)
+
+
+@dataclass(eq=False)
+class RepeatedCalls(Iterator[Any]):
+    """The results of calls of a function; unlike a generator it passes StopIteration on."""
+
+    function: Callable[[], Any]
+
+    def __next__(self) -> Any:
+        return self.function()
 
 
 @dataclass(eq=False)
@@ -207,11 +226,13 @@ class GeneratorBatches(Iterator[Any]):
     generator: Iterator[Any]
     code: CodeType
     args: tuple[Any, ...]
-    replacements: dict[CodeType, Callable[[GeneratorBatches], Any]]
+    replacements: dict[CodeType, Replacement]
 
     def __next__(self) -> Any:
         replacement = self.replacements.get(self.code)
-        return next(self.generator) if replacement is None else replacement(self)
+        if replacement is None:
+            return next(self.generator)
+        return replacement(self.args, self.generator)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.generator, name)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import inspect
-import itertools
 import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -20,14 +18,14 @@ from torch import Tensor, nn
 from nfold.core.script_profile import BatchFunction
 from nfold.core.source_location import display_filename, is_user_code
 from nfold.engines.interleaver import ActiveVariant
-from nfold.instrument.hooks.patches import GeneratorBatches, function_key, installed_generator_hooks
-from nfold.instrument.input.batch_tensors import BatchReplay, iter_tensors, origins
+from nfold.instrument.hooks.patches import function_key, installed_decorator
+from nfold.instrument.input.batch_tensors import BatchReplay, iter_tensors, on_device, origins
 
 # Steps in which every return is observed. This takes time: the steps are not timed.
 OBSERVED_STEPS = 3
 MAX_RETURNS = 256
-COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")  # functions until Python 3.12
-GENERATOR_EXPRESSION = "<genexpr>"
+# Parts of the function that they are in; the first three are functions until Python 3.12.
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 ASYNC_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -44,7 +42,7 @@ class ReturnedBatch:
 
 
 class BatchFunctionHooks:
-    """Finds the batch functions in the warm-up, then replaces them so that they can replay batches.
+    """Finds the batch functions in the warm-up, then replays the batches of decorated ones.
 
     A profile function observes the returns of user functions. The batch functions are the last one
     whose result a model was called with, and those that made its input on the host. The result of a
@@ -68,7 +66,6 @@ class BatchFunctionHooks:
         self._state: deque[weakref.ref[Tensor]] = deque(maxlen=MAX_RETURNS)
         self._steps = 0
         self._chain: tuple[ReturnedBatch, ...] = ()
-        self._replaced: list[tuple[FunctionType, CodeType]] = []
         self._replays: dict[object, BatchReplay] = {}
         self._observing = False
 
@@ -101,11 +98,11 @@ class BatchFunctionHooks:
             self._chain = chains[0]
 
     def _is_replaceable(self, returned: ReturnedBatch) -> bool:
-        if not _is_generator(returned.code):
-            return not returned.code.co_flags & ASYNC_FLAGS
-        generators = installed_generator_hooks()
-        decorated = generators is not None and returned.code in generators.decorated
-        return decorated or self._variant.is_baseline("input")
+        if self._variant.is_baseline("input"):
+            is_named = returned.code.co_name.isidentifier()  # a lambda cannot be decorated
+            return is_named and not returned.code.co_flags & ASYNC_FLAGS
+        decorator = installed_decorator()
+        return decorator is not None and returned.code in decorator.decorated
 
     def _on_profile_event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
@@ -125,9 +122,6 @@ class BatchFunctionHooks:
             self._state_functions.add(code)
             self._state.extend(map(weakref.ref, tensors))
             return
-        if code.co_name == GENERATOR_EXPRESSION and self._latest_return(tensors) is not None:
-            # It passes on the batch of another function: (x.to(device) for x in get_batch()).
-            return
         if inputs is not None and tensors and not any(x.requires_grad for x in tensors):
             self._calls[code] += 1
             self._returned.append(
@@ -135,8 +129,8 @@ class BatchFunctionHooks:
                     code=code,
                     source=self._latest_return(inputs),
                     tensors=tuple(map(weakref.ref, tensors)),
-                    inputs_on_device=any(map(_on_device, inputs)),
-                    on_device=all(map(_on_device, tensors)),
+                    inputs_on_device=any(map(on_device, inputs)),
+                    on_device=all(map(on_device, tensors)),
                     grad_enabled=torch.is_grad_enabled(),
                 )
             )
@@ -172,10 +166,8 @@ class BatchFunctionHooks:
             names=tuple(code.co_name for code in codes),
             defined_at=f"{display_filename(first.co_filename)}:{first.co_firstlineno}",
             on_device=self._chain[-1].on_device,
-            generator_functions=tuple(
-                function_key(code.co_filename, code.co_firstlineno, code.co_name)
-                for code in codes
-                if _is_generator(code)
+            function_keys=tuple(
+                function_key(code.co_filename, code.co_firstlineno, code.co_name) for code in codes
             ),
         )
 
@@ -189,38 +181,18 @@ class BatchFunctionHooks:
         return tuple(self._replays.values())
 
     def install_replacements(self) -> None:
-        """Replace the code of the batch functions if any variant replays batches."""
-        if self._variant.is_baseline("input"):
-            return
-        generators = installed_generator_hooks()
-        for link in self._chain:
-            if _is_generator(link.code):
-                assert generators is not None
-                generators.replacements[link.code] = functools.partial(self._next_yield, link)
-                continue
-            for function in gc.get_referrers(link.code):
-                if isinstance(function, FunctionType) and function.__code__ is link.code:
-                    self._replaced.append((function, link.code))
-                    _replace_code(function, functools.partial(self._next_batch, link))
-
-    def restore_functions(self) -> None:
-        while self._replaced:
-            function, code = self._replaced.pop()
-            function.__code__ = code
-            del function.__globals__[_replacement_name(function)]
+        """Replace the batches of the batch functions if any variant replays them."""
+        decorator = installed_decorator()
+        if decorator is not None and not self._variant.is_baseline("input"):
+            for link in self._chain:
+                decorator.replacements[link.code] = functools.partial(self._next_batch, link)
 
     def _next_batch(
-        self, returned: ReturnedBatch, original: FunctionType, *args: Any, **kwargs: Any
+        self, returned: ReturnedBatch, args: tuple[Any, ...], batches: Iterator[Any]
     ) -> Any:
         if self._uses_real_batch(returned):
-            return original(*args, **kwargs)
-        batches = (original(*args, **kwargs) for _ in itertools.count())
+            return next(batches)
         return self._replayed_batch(returned, args, batches)
-
-    def _next_yield(self, returned: ReturnedBatch, batches: GeneratorBatches) -> Any:
-        if self._uses_real_batch(returned):
-            return next(batches.generator)
-        return self._replayed_batch(returned, batches.args, batches.generator)
 
     def _uses_real_batch(self, returned: ReturnedBatch) -> bool:
         trains = torch.is_grad_enabled() == returned.grad_enabled
@@ -245,36 +217,3 @@ class BatchFunctionHooks:
 
 def _is_generator(code: CodeType) -> bool:
     return bool(code.co_flags & inspect.CO_GENERATOR)
-
-
-def _on_device(tensor: Tensor) -> bool:
-    return tensor.device.type != "cpu"
-
-
-def _replace_code(function: FunctionType, replacement: Callable[..., Any]) -> None:
-    code, name = function.__code__, _replacement_name(function)
-    original = FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    original.__kwdefaults__ = function.__kwdefaults__
-    function.__globals__[name] = functools.partial(replacement, original)
-    function.__code__ = _forwarding_code(name, code.co_freevars)
-
-
-def _replacement_name(function: FunctionType) -> str:
-    return f"_nfold_batch_{id(function)}"
-
-
-def _forwarding_code(name: str, free: tuple[str, ...]) -> CodeType:
-    unused = "; ".join(free) or "pass"
-    source = (
-        f"def outer({', '.join(free)}):\n"
-        f"    def inner(*_nfold_args, **_nfold_named):\n"
-        f"        return {name}(*_nfold_args, **_nfold_named)\n"
-        f"        {unused}\n"
-    )
-    return _first_function_code(_first_function_code(compile(source, "<nfold>", "exec")))
-
-
-def _first_function_code(code: CodeType) -> CodeType:
-    return next(const for const in code.co_consts if isinstance(const, CodeType))

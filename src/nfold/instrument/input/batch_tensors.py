@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from nfold.core.errors import Unsupported
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
 
-functorch = torch._C._functorch
 TensorFunction = Callable[[Tensor], Tensor]
 NO_ATTRIBUTE_TYPES = (Tensor, Mapping, list, tuple, nn.Module, type)
 HASHED_VALUES = 256  # values per sample, evenly spaced
@@ -26,20 +25,23 @@ def iter_tensors(batch: Any) -> Iterator[Tensor]:
     """Yield the dense tensors of a batch in order: in sequences, mappings or attributes of an
     object.
 
-    A tensor wrapped by torch.func counts as the tensor of all samples.
+    A tensor inside vmap or grad of torch.func is skipped: it hides the dimension of the samples.
     """
     yield from _dense_tensors(_batch_attributes(batch) or batch)
 
 
 def _dense_tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        while functorch.is_functorch_wrapped_tensor(batch):
-            batch = functorch.get_unwrapped(batch)
-        if batch.layout is torch.strided and not batch.is_nested:
+        is_dense = batch.layout is torch.strided and not batch.is_nested
+        if is_dense and not torch._C._functorch.is_functorch_wrapped_tensor(batch):
             yield batch
     elif isinstance(batch, Mapping | list | tuple):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _dense_tensors(value)
+
+
+def on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 def _batch_attributes(batch: Any) -> dict[str, Any]:

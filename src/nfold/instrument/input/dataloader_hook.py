@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -22,6 +22,8 @@ from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import (
     BatchReplay,
     DeviceTransferTracker,
+    iter_tensors,
+    on_device,
     sample_count,
     sample_hash,
 )
@@ -45,7 +47,9 @@ from nfold.instrument.input.epoch_passes import (
     truncate_epochs,
 )
 from nfold.instrument.input.fetch_times import WeakIdentityDict
+from nfold.instrument.input.marked_batches import MarkedBatches, NestedLoaders
 from nfold.instrument.rank_environment import computes_slice
+from nfold.marks import Batch
 
 
 @dataclass(eq=False)
@@ -83,6 +87,7 @@ class DataLoaderHook:
         self._last_loader: Any = None
         self._workers_active = False
         self._pending: dict[int, StepInput] = {}
+        self._nested = NestedLoaders()
         self.in_warm_up = True
         self.steps = 0
         self.epochs_completed = 0
@@ -96,6 +101,13 @@ class DataLoaderHook:
         patches.wrap(DataLoader, "__init__", self._construct_loader)
         patches.wrap(OneCycleLR, "step", step_one_cycle)
         warm_up.wrap(torch_dataloader._BaseDataLoaderIter, "_next_index", record_next_index)
+
+    def mark_batches(self, iterable: Iterable[Batch]) -> Iterable[Batch]:
+        """Return the batches as a loader that feeds the training; a DataLoader is one already."""
+        if isinstance(iterable, DataLoader | MarkedBatches | InstrumentedIterator):
+            return iterable
+        marked = MarkedBatches(iterable, lambda one: self.iterate(one, self._nested.iterate))
+        return iter(marked) if isinstance(iterable, Iterator) else marked
 
     @property
     def loader(self) -> Any:
@@ -132,9 +144,9 @@ class DataLoaderHook:
     def replays(self) -> tuple[BatchReplay, ...]:
         return tuple(self._replays.values())
 
-    def iterate(
-        self, loader: Any, original_iter: Callable[[Any], Iterator[Any]]
-    ) -> InstrumentedIterator:
+    def iterate(self, loader: Any, original_iter: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        if self._nested.active:
+            return original_iter(loader)
         if is_first_pass(loader):
             # A pending input with this id is of a loader that was deleted.
             self._pending.pop(id(loader), None)
@@ -180,6 +192,10 @@ class DataLoaderHook:
 
     def _replay_for(self, loader: Any) -> BatchReplay | None:
         return self._replays.get((id(loader), self.variant.current.input))
+
+    def nested_source(self, iterator: InstrumentedIterator) -> Iterator[Any] | None:
+        """Return the real iterator while a marked iterable makes a batch from it."""
+        return self._real_iterator(iterator) if self._nested.active else None
 
     def _real_iterator(self, iterator: InstrumentedIterator) -> Iterator[Any]:
         if not iterator.is_started:
@@ -235,6 +251,8 @@ class DataLoaderHook:
                 replay.collect(chain(first, iterator.source))
                 # Deletes the real iterator and its workers.
                 iterator.source = iter(())
+            if not len(replay):
+                raise StopIteration
             self._replays[id(loader), self.variant.current.input] = replay
         return replay
 
@@ -247,6 +265,9 @@ class DataLoaderHook:
             step_input.sample_hash += sample_hash(batch, iterator.take_indices())
             iterator.first_batch = batch if iterator.first_batch is None else iterator.first_batch
             self.transfers.record_batch(batch)
+            if isinstance(iterator.loader, MarkedBatches):
+                tensors = list(iter_tensors(batch))
+                iterator.loader.on_device = bool(tensors) and all(map(on_device, tensors))
             self._companions.record_batch(iterator.loader)
         if self._last_loader is None or torch.is_grad_enabled():
             # An evaluation may lie between a batch and its step.

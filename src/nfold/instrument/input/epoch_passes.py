@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import sys
 import time
@@ -11,22 +10,21 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from nfold.core.errors import Unsupported
-from nfold.core.source_location import find_user_frame
+from nfold.core.source_location import find_user_frame, frame_line
 
 # attribute of an iterator: indices of the batches on their way
 INDICES_ATTRIBUTE = "_nfold_indices"
-# Attributes of a DataLoader: its last pass, the user stack of its constructor, and whether a
-# generator cycles over it. Without other references to it, the script can free it with its workers.
+# Attributes of a DataLoader: its last pass, the user stack of its constructor, and the line of the
+# generator that iterates over it. Without other references to it, the script can free it with its workers.
 PASS_ATTRIBUTE = "_nfold_pass"  # noqa: S105
 CREATION_LINES_ATTRIBUTE = "_nfold_lines"
-CYCLED_ATTRIBUTE = "_nfold_cycled"
+GENERATOR_ATTRIBUTE = "_nfold_generator_line"
 
 
 @dataclass
@@ -37,6 +35,8 @@ class EpochPass:
 
 
 class BatchProvider(Protocol):
+    def nested_source(self, iterator: InstrumentedIterator) -> Iterator[Any] | None: ...
+
     def next_batch(self, iterator: InstrumentedIterator) -> Any: ...
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
@@ -57,7 +57,10 @@ class InstrumentedIterator:
         self.first_batch: Any = None
         if is_first_pass(loader):
             frame, _ = find_user_frame(sys._getframe(1))
-            vars(loader)[CYCLED_ATTRIBUTE] = frame is not None and is_cycling_generator(frame)
+            in_generator = frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR
+            vars(loader)[GENERATOR_ATTRIBUTE] = (
+                frame_line(frame) if frame and in_generator else None
+            )
         self.epoch_pass = vars(loader)[PASS_ATTRIBUTE] = EpochPass()
         self._provider = provider
 
@@ -65,6 +68,9 @@ class InstrumentedIterator:
         return self
 
     def __next__(self) -> Any:
+        nested_source = self._provider.nested_source(self)
+        if nested_source is not None:
+            return next(nested_source)
         start = time.perf_counter()
         try:
             batch = self._provider.next_batch(self)
@@ -93,20 +99,10 @@ def is_first_pass(loader: Any) -> bool:
     return PASS_ATTRIBUTE not in vars(loader)
 
 
-def is_cycling_generator(frame: FrameType) -> bool:
-    """Return whether the frame is of a generator that iterates in an endless loop.
-
-    Its consumer counts steps instead of epochs.
-    """
-    code, position = frame.f_code, frame.f_lasti
-    if not code.co_flags & inspect.CO_GENERATOR:
-        return False
-    later = (op for op in dis.get_instructions(code) if op.offset > position)
-    return any("BACKWARD" in op.opname and op.argval <= position for op in later)
-
-
-def is_cycled(loader: Any) -> bool:
-    return bool(vars(loader).get(CYCLED_ATTRIBUTE))
+def generator_line(loader: Any) -> str | None:
+    """Return the line of the generator of the script that iterates over the loader, or None."""
+    line: str | None = vars(loader).get(GENERATOR_ATTRIBUTE)
+    return line
 
 
 def same_creation_line(loader: Any, other: Any) -> bool:

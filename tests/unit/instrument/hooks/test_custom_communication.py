@@ -1,10 +1,8 @@
-"""Ranks that exchange in a way of their own: now and then, a part of an optimizer, a model."""
+"""Ranks that exchange in a way of their own: a part of an optimizer, a model."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -22,42 +20,6 @@ from nfold.instrument.hooks import patches as patches_module
 from nfold.instrument.hooks.distributed_hooks import LOCAL_COLLECTIVES, CollectiveHooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter
-
-
-def _averaging(every: int, *, whole: bool = True) -> Callable[[], None]:
-    """A training whose ranks average their parameters, or one number, after so many steps."""
-
-    def training() -> None:
-        module = model()
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        for step, (samples, labels) in enumerate(DataLoader(dataset(640), batch_size=8)):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(module(samples), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if step % every == every - 1:
-                for one in module.parameters() if whole else [loss]:
-                    dist.all_reduce(one.data)
-
-    return training
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("turns", [True, False])
-@pytest.mark.parametrize(
-    ("every", "whole", "rarely"),
-    [(3, True, True), (20, True, True), (1, True, False), (3, False, False)],
-)
-def test_rarely_averaged_parameters_may_differ(
-    every: int, *, turns: bool, whole: bool, rarely: bool
-) -> None:
-    """Neither in a warm-up that is too short to see it, nor where experiments take turns."""
-    both = (Variant(), Variant(input="replayed")) if turns else ()
-    task = dataclasses.replace(script_task(warmup_steps=8, steps=60), interleaved_variants=both)
-    found = instrumented(_averaging(every, whole=whole), task).samples
-    assert found is not None
-    assert ("exchanged_rarely" in dict(found.caveats)) == rarely
-    assert (found.parameter_checksum is None) == rarely
 
 
 class Part(torch.optim.SGD):

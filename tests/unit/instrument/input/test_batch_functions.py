@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,11 +15,10 @@ from torch import Tensor, nn
 
 from instrumented import CLASSES, FEATURES, RecordingObserver, instrumented, model, script_task
 from nfold.core.errors import Unsupported
-from nfold.core.script_profile import BatchFunction
 from nfold.core.source_location import is_user_code
 from nfold.core.variant import Variant
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
-from nfold.instrument.hooks.patches import GeneratorHooks, function_key
+from nfold.instrument.hooks.patches import BatchFunctionDecorator, function_key
 
 CALLS: list[str] = []
 REPLAYED = Variant(input="replayed")
@@ -48,6 +48,20 @@ class Lite:
         CALLS.append("lite")
         whole = torch.randn(7, FEATURES, dtype=torch.float64)
         return whole, torch.randint(0, CLASSES, (6,))
+
+
+@contextmanager
+def _decorated(*functions: Any) -> Iterator[BatchFunctionDecorator]:
+    """Define functions of this module again, as in a run that replays batches."""
+    decorator = BatchFunctionDecorator([_key(function) for function in functions])
+    decorator.install()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for function in functions:
+                patch.setitem(globals(), function.__name__, decorator(function))
+            yield decorator
+    finally:
+        decorator.uninstall()
 
 
 def _stepped(module: nn.Module, optimizer: Any, *batches: Batch) -> None:
@@ -91,17 +105,15 @@ def test_batch_function_is_found_with_its_calls() -> None:
     assert len(CALLS) == 2 * 106
 
 
-def test_batch_function_is_replayed_and_restored() -> None:
+def test_batch_function_is_replayed() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, get_batch())
 
-    usual = get_batch.__code__
-    found = _found(step, REPLAYED)
+    with _decorated(get_batch):
+        found = _found(step, REPLAYED)
     assert found.samples is not None
     assert sum(window.steps for window in found.samples.windows) == 100
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
-    assert get_batch.__code__ is usual
-    assert not [name for name in globals() if name.startswith("_nfold_batch")]
 
 
 def test_evaluation_and_splits_have_their_batches() -> None:
@@ -115,7 +127,8 @@ def test_evaluation_and_splits_have_their_batches() -> None:
             kept[name].append(batch[0])
         _stepped(module, optimizer, train, hard)
 
-    _found(step, REPLAYED)
+    with _decorated(get_batch):
+        _found(step, REPLAYED)
     sums = {name: {float(one.sum()) for one in found[-60:]} for name, found in kept.items()}
     assert len(sums["evaluated"]) == 60
     assert len(sums["train"]) == len(sums["hard"]) == REPLAYED_BATCHES
@@ -136,7 +149,10 @@ def test_method_with_copied_and_sliced_tensors_is_found() -> None:
 
 def test_nested_function_is_replaced() -> None:
     scale, args = 2.0, ("own",)
+    decorator = BatchFunctionDecorator(["train.py:1 own"])
+    decorator.install()
 
+    @decorator
     def own() -> Tensor:
         CALLS.extend(args)
         return scale * torch.randn(6, FEATURES)
@@ -144,7 +160,10 @@ def test_nested_function_is_replaced() -> None:
     def step(module: nn.Module, optimizer: Any) -> None:
         _stepped(module, optimizer, (own(), torch.zeros(6, dtype=torch.long)))
 
-    maker = _found(step, REPLAYED).profile.batch_function
+    try:
+        maker = _found(step, REPLAYED).profile.batch_function
+    finally:
+        decorator.uninstall()
     assert maker is not None
     assert maker.names == ("own",)
     assert len(CALLS) <= 6 + REPLAYED_BATCHES
@@ -196,7 +215,8 @@ def test_chained_batch_functions_are_replaced() -> None:
         samples = augment(samples)
         _stepped(module, optimizer, (samples, labels))
 
-    maker = _found(step, REPLAYED).profile.batch_function
+    with _decorated(get_batch, augment):
+        maker = _found(step, REPLAYED).profile.batch_function
     assert maker is not None
     assert maker.call_text == "get_batch() and augment()"
     assert maker.defined_at.endswith(f":{get_batch.__code__.co_firstlineno}")
@@ -237,9 +257,10 @@ def test_batch_function_is_interleaved() -> None:
 
     task = script_task(warmup_steps=6, steps=40)
     turns = (Variant(), REPLAYED)
-    found = instrumented(
-        _training(step), dataclasses.replace(task, interleaved_variants=turns)
-    ).samples
+    with _decorated(get_batch):
+        found = instrumented(
+            _training(step), dataclasses.replace(task, interleaved_variants=turns)
+        ).samples
     assert found is not None
     assert set(found.slots) == {0, 1}
     # Once its batches are kept, it is called in the other turns only.
@@ -261,20 +282,16 @@ def test_generator_is_found_with_its_key() -> None:
     seen = _found(_asking(generated())).profile
     assert seen.batch_function is not None
     assert seen.batch_function.names == ("generated",)
-    (name,) = seen.batch_function.generator_functions
+    (name,) = seen.batch_function.function_keys
     line = generated.__code__.co_firstlineno
     assert name.endswith(f"test_batch_functions.py:{line} generated")
     assert (seen.accumulation, seen.samples_per_step) == (2, 12)
 
 
 def test_decorated_generator_is_replayed() -> None:
-    generators = GeneratorHooks([_key(generated)])
-    generators.install()
-    try:
-        running = generators(generated)()
+    with _decorated(generated):
+        running = generated()
         found = _found(_asking(running), REPLAYED)
-    finally:
-        generators.uninstall()
     assert found.samples is not None
     assert found.profile.batch_function is not None
     # Of 6 steps of a warm-up the last has first batches already.
@@ -283,20 +300,21 @@ def test_decorated_generator_is_replayed() -> None:
     assert len(CALLS) == 2 * 5 + REPLAYED_BATCHES + 1
 
 
-def test_undecorated_generator_cannot_be_replayed() -> None:
-    with pytest.raises(Unsupported, match="cannot be replayed"):
-        _found(_asking(generated()), REPLAYED)
+def test_undecorated_function_cannot_be_replayed() -> None:
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, get_batch())
+
+    for made in (step, _asking(generated())):
+        with pytest.raises(
+            Unsupported, match=r"cannot be replayed; next: nfold\.batches.*_functions\.py:\d+"
+        ):
+            _found(made, REPLAYED)
 
 
 def test_exhausted_generator_ends() -> None:
-    generators = GeneratorHooks([_key(generated)])
-    generators.install()
-    try:
-        with pytest.raises(StopIteration):
-            # Nothing is left after the steps in which it is not replayed.
-            _found(_asking(generators(generated)("train", 10)), REPLAYED)
-    finally:
-        generators.uninstall()
+    # Nothing is left after the steps in which it is not replayed.
+    with _decorated(generated), pytest.raises(StopIteration):
+        _found(_asking(generated("train", 10)), REPLAYED)
 
 
 def test_async_functions_are_no_batch_functions() -> None:
@@ -332,18 +350,16 @@ def test_generator_expression_passes_batches_on() -> None:
         samples, labels = (one.contiguous() for one in get_batch())
         _stepped(module, optimizer, (samples, labels))
 
-    def makes(module: nn.Module, optimizer: Any) -> None:
-        labels = torch.zeros(6).long()
-        _stepped(module, optimizer, *((torch.randn(6, FEATURES), labels) for _ in range(1)))
-
-    for step, name in ((handed_on, "get_batch"), (makes, "<genexpr>")):
-        maker = _found(step).profile.batch_function
-        assert maker is not None
-        assert maker.names == (name,)
+    maker = _found(handed_on).profile.batch_function
+    assert maker is not None
+    assert maker.names == ("get_batch",)
 
 
-def test_anonymous_functions_are_described() -> None:
-    assert (
-        BatchFunction(names=("<genexpr>", "cut"), defined_at="").call_text
-        == "a generator expression and cut()"
-    )
+def test_lambda_is_no_batch_function() -> None:
+    """It cannot be decorated: ``nfold.batches`` can mark its batches."""
+    made: Callable[[], Batch] = lambda: (torch.randn(6, FEATURES), torch.zeros(6).long())  # noqa: E731
+
+    def step(module: nn.Module, optimizer: Any) -> None:
+        _stepped(module, optimizer, made())
+
+    assert _found(step).profile.batch_function is None

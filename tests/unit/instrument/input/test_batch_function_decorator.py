@@ -1,4 +1,4 @@
-"""Generators of a script are defined under a decorator, wherever they are, and stay themselves."""
+"""Batch functions of a script are defined under a decorator, wherever they are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nfold.instrument.hooks.patches import (
+    BatchFunctionDecorator,
     GeneratorBatches,
-    GeneratorHooks,
-    installed_generator_hooks,
+    installed_decorator,
 )
 
 SOURCE = '''from __future__ import annotations
@@ -38,6 +38,10 @@ class Data:
     def batches(self):
         yield self
 
+    @staticmethod
+    def get_batch(seed):
+        return next(seed)
+
 
 @contextlib.contextmanager
 def held():
@@ -52,7 +56,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "suspended_data", raising=False)
     yield file
-    left_over = installed_generator_hooks()
+    left_over = installed_decorator()
     if left_over is not None:
         left_over.uninstall()
 
@@ -62,8 +66,8 @@ def _line(text: str) -> int:
     return next(at for at, line in enumerate(lines, 1) if line.strip().startswith(text))
 
 
-def _imported(*wanted: str) -> tuple[ModuleType, GeneratorHooks]:
-    generators = GeneratorHooks(wanted)
+def _imported(*wanted: str) -> tuple[ModuleType, BatchFunctionDecorator]:
+    generators = BatchFunctionDecorator(wanted)
     generators.install()
     importlib.invalidate_caches()
     return importlib.import_module("suspended_data"), generators
@@ -80,14 +84,14 @@ def test_generator_of_an_imported_module_is_replaced(module: Path) -> None:
     assert [next(running), next(running)] == [3, 5]
     assert data.batches.__doc__ == "Of numbers."
     (code,) = generators.decorated
-    generators.replacements[code] = lambda asked: ("again", *asked.args)
+    generators.replacements[code] = lambda args, _: ("again", *args)
     assert next(running) == ("again", 3)
     generators.uninstall()
     assert next(running) == 7
     assert running.send(20) == 20
     running.close()
     assert list(running) == []
-    assert installed_generator_hooks() is None
+    assert installed_decorator() is None
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,18 @@ def test_closures_methods_and_decorated_generators(
     generators.uninstall()
 
 
+def test_function_is_replaced(module: Path) -> None:
+    data, decorator = _imported(_named(module, _line("@staticmethod"), "get_batch"))
+    numbers = iter(range(3))
+    assert data.Data.get_batch(numbers) == 0
+    (code,) = decorator.decorated
+    decorator.replacements[code] = lambda args, batches: (*args, next(batches), next(batches))
+    assert data.Data().get_batch(numbers) == (numbers, 1, 2)
+    with pytest.raises(StopIteration):
+        data.Data.get_batch(numbers)
+    decorator.uninstall()
+
+
 def test_function_key_has_line_and_name(module: Path) -> None:
     line = _line("def batches(first")
     wrong = (_named(module, line + 1, "batches"), _named(module, line, "batch"))
@@ -130,8 +146,8 @@ def test_no_pyc_file_is_written(module: Path) -> None:
 
 def test_without_keys_nothing_is_patched() -> None:
     usual = SourceFileLoader.get_code
-    generators = GeneratorHooks(())
+    generators = BatchFunctionDecorator(())
     generators.install()
     assert SourceFileLoader.get_code is usual
-    assert installed_generator_hooks() is None
+    assert installed_decorator() is None
     generators.uninstall()
