@@ -150,6 +150,7 @@ class InstrumentedRun:
         self._profiler.batch_functions.restore_functions()
         self._profiler.uninstall(self._warm_up_patches)
         self._patches.undo()
+        self._profiler.restore_settings()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
         with self._record_refusal():

@@ -171,7 +171,7 @@ def test_call_of_a_batch_function_ends_the_host_gap(
     input_: str, usual: float, seconds: FakeClock
 ) -> None:
     """From the end of the warm-up on, where its batches are left out at some time."""
-    found = _pauses(_made_by_a_function, seconds, Variant(input=input_))  # type: ignore[arg-type]
+    found = _pauses(_made_by_a_function, seconds, Variant(input=input_))
     pauses = {step: found[step - WARMUP] for step in range(WARMUP + 1, WARMUP + STEPS)}
     assert pauses == {step: usual + (0 if step % EVERY else 57) for step in pauses}
 
