@@ -15,6 +15,7 @@ from nfold.interventions.execution.anomaly_detection import AnomalyDetection
 from nfold.interventions.execution.channels_last import ChannelsLast
 from nfold.interventions.execution.compiled_model import CompiledModel
 from nfold.interventions.execution.cuda_graph_step import CudaGraphStep
+from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
@@ -53,6 +54,7 @@ class Interventions:
     exchange_after_backward = PostBackwardExchange()
     profiler_steps = ProfilerSteps()
     batches_per_epoch = ShortEpochs()
+    cudnn_benchmark = CudnnBenchmark()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
