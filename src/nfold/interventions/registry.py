@@ -19,6 +19,7 @@ from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
+from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
 from nfold.interventions.input.short_epochs import ShortEpochs
 from nfold.interventions.input.unaugmented_images import AugmentedImages
@@ -55,6 +56,7 @@ class Interventions:
     profiler_steps = ProfilerSteps()
     batches_per_epoch = ShortEpochs()
     cudnn_benchmark = CudnnBenchmark()
+    tf32 = Tf32Products()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
