@@ -8,6 +8,7 @@ from nfold.interventions.communication.buffer_broadcast import BufferBroadcast
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
 from nfold.interventions.communication.micro_batch_exchange import MicroBatchExchange
+from nfold.interventions.communication.nccl_p2p import NcclP2p
 from nfold.interventions.communication.post_backward_exchange import PostBackwardExchange
 from nfold.interventions.communication.synchronised_batch_norm import SynchronisedBatchNorm
 from nfold.interventions.communication.unused_parameters import UnusedParameterSearch
@@ -57,6 +58,7 @@ class Interventions:
     batches_per_epoch = ShortEpochs()
     cudnn_benchmark = CudnnBenchmark()
     tf32 = Tf32Products()
+    nccl_p2p = NcclP2p()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
