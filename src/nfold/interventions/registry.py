@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.interventions.communication.buffer_broadcast import BufferBroadcast
+from nfold.interventions.communication.gradient_bucket_views import GradientBucketViews
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
 from nfold.interventions.communication.micro_batch_exchange import MicroBatchExchange
@@ -59,6 +60,7 @@ class Interventions:
     cudnn_benchmark = CudnnBenchmark()
     tf32 = Tf32Products()
     nccl_p2p = NcclP2p()
+    gradient_as_bucket_view = GradientBucketViews()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
