@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nfold.core.plan import Plan
     from nfold.core.variant import Variant
     from nfold.core.workload import Training, Workload
-    from nfold.marks import batches, mark_step
+    from nfold.engines.marks import batches, mark_step
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,9 +43,9 @@ _HOMES = {
     "Training": "nfold.core.workload",
     "Variant": "nfold.core.variant",
     "Workload": "nfold.core.workload",
-    "batches": "nfold.marks",
+    "batches": "nfold.engines.marks",
     "linear_scaling_rule": "nfold.api",
-    "mark_step": "nfold.marks",
+    "mark_step": "nfold.engines.marks",
 }
 
 

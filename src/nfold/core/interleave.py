@@ -5,27 +5,16 @@ Variants that alternate in one process can be compared without the differences b
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 from nfold.core.plan import Plan
 from nfold.core.variant import Variant
+from nfold.interventions.registry import REGISTRY
 
-SWITCHABLE_FIELDS = (
-    "input",
-    "exchange",
-    "exchange_each_micro_batch",
-    "synchronised_batch_norm",
-    "broadcast_buffers",
-    "host_syncs",
-    "anomaly_detection",
-    "threads",
-    "exchange_after_backward",
-)
+SWITCHABLE_FIELDS = tuple(name for name, each in REGISTRY.items() if each.switchable)
 """Fields of a Variant that a script can switch between two steps.
 
 All other fields hold for a whole process. A framework may support fewer for built-in workloads.
@@ -46,14 +35,13 @@ class Slot:
 
 def process_wide(variant: Variant, switched: Collection[str] = SWITCHABLE_FIELDS) -> Variant:
     """Return the part of a variant that cannot change within a process."""
-    defaults = {f.name: f.default for f in fields(Variant)}
-    changes: dict[str, Any] = {name: defaults[name] for name in switched}
-    return dataclasses.replace(variant, **changes)
+    return variant.without(*switched)
 
 
 def communication_key(variant: Variant) -> tuple[object, ...]:
     """Return a key that is equal for variants with the same communication in a step."""
-    return (variant.exchange, variant.synchronised_batch_norm)
+    names = (name for name, each in REGISTRY.items() if each.changes_communication)
+    return tuple(getattr(variant, name) for name in names)
 
 
 def round_to_loader_cycle(steps: int, plan: Plan, most: int) -> int:

@@ -64,13 +64,6 @@ STORED_NAMES = {
     "TraceSummary.launches_per_step": "launches",
     "TraceSummary.layout_copy_ms": "reordering_ms",
     "TraceSummary.operator_layout_copy_ms": "in_operators_ms",
-    "Variant.batches_per_epoch": "pass_batches",
-    "Variant.broadcast_buffers": "buffers",
-    "Variant.data_shares": "shares",
-    "Variant.exchange_after_backward": "late_exchange",
-    "Variant.exchange_each_micro_batch": "repeated_exchange",
-    "Variant.find_unused_parameters": "unused_parameters",
-    "Variant.profiler_steps": "traced",
     "Window.epoch_gap": "between",
     "Window.first_step": "first",
     "Window.queue_drain_s": "ahead_s",
@@ -86,12 +79,26 @@ VARIANT_KEY = "ablation"  # of a variant in stored JSON
 T = TypeVar("T")
 
 
+class StoredAsDict:
+    """A class with a stored form of its own, also inside other values."""
+
+    def to_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: str = "") -> Any:
+        """Return what ``to_dict`` wrote; ValueError names the first invalid entry, ``where``."""
+        raise NotImplementedError
+
+
 def stored_name(cls: type, field: str) -> str:
     return STORED_NAMES.get(f"{cls.__name__}.{field}", field)
 
 
 def serialize(value: Any) -> Any:
     """Convert to dictionaries, lists, strings, numbers, booleans and None."""
+    if isinstance(value, StoredAsDict):
+        return value.to_dict()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         cls, names = type(value), [f.name for f in dataclasses.fields(value)]
         return {stored_name(cls, name): serialize(getattr(value, name)) for name in names}
@@ -104,7 +111,7 @@ def serialize(value: Any) -> Any:
 
 def deserialize(cls: type[T], values: Any) -> T:
     """Return the ``cls`` that ``serialize`` wrote; ValueError names the first invalid entry."""
-    return typing.cast(T, _read(cls, values, cls.__name__))
+    return typing.cast(T, read_value(cls, values, cls.__name__))
 
 
 @functools.cache
@@ -112,7 +119,10 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _read(hint: Any, value: Any, where: str) -> Any:
+def read_value(hint: Any, value: Any, where: str) -> Any:
+    """Return a value of the type ``hint`` from its stored form; ``where`` names it in errors."""
+    if isinstance(hint, type) and issubclass(hint, StoredAsDict):
+        return hint.from_dict(_expect(dict, value, where), where)
     if dataclasses.is_dataclass(hint):
         return _read_dataclass(typing.cast(type, hint), value, where)
     origin = get_origin(hint)
@@ -122,7 +132,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
         return _read_tuple(get_args(hint), value, where)
     if origin is dict:
         entries = _expect(dict, value, where)
-        return {k: _read(get_args(hint)[1], v, f"{where}.{k}") for k, v in entries.items()}
+        return {k: read_value(get_args(hint)[1], v, f"{where}.{k}") for k, v in entries.items()}
     if origin is typing.Literal:
         if value not in get_args(hint):
             allowed = ", ".join(map(str, get_args(hint)))
@@ -139,7 +149,9 @@ def _read_dataclass(cls: type, value: Any, where: str) -> Any:
     if unknown:
         raise ValueError(f"{where}: unknown entries {unknown}; known are {sorted(hints)}")
     try:
-        return cls(**{fields[k]: _read(hints[k], v, f"{where}.{k}") for k, v in entries.items()})
+        return cls(
+            **{fields[k]: read_value(hints[k], v, f"{where}.{k}") for k, v in entries.items()}
+        )
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -152,7 +164,7 @@ def _read_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         if option is types.NoneType:
             continue
         try:
-            return _read(option, value, where)
+            return read_value(option, value, where)
         except ValueError as error:
             failures.append(str(error))
     raise ValueError(failures[0])
@@ -161,11 +173,11 @@ def _read_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
 def _read_tuple(items: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     entries = _expect(list, value, where)
     if len(items) == 2 and items[1] is Ellipsis:
-        return tuple(_read(items[0], v, f"{where}[{i}]") for i, v in enumerate(entries))
+        return tuple(read_value(items[0], v, f"{where}[{i}]") for i, v in enumerate(entries))
     if len(items) != len(entries):
         raise ValueError(f"{where}: {len(entries)} entries instead of {len(items)}")
     pairs = enumerate(zip(items, entries, strict=True))
-    return tuple(_read(item, v, f"{where}[{i}]") for i, (item, v) in pairs)
+    return tuple(read_value(item, v, f"{where}[{i}]") for i, (item, v) in pairs)
 
 
 def _read_scalar(hint: Any, value: Any, where: str) -> Any:

@@ -6,7 +6,6 @@ at the same time, data parallel without gradient exchange, with a barrier only, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -59,28 +58,6 @@ class Trial:
         return text if self.variant.preserves_training else f"{text}, {self.variant}"
 
 
-VARIANT_NAMES: dict[tuple[str, object], str] = {
-    ("input", "replayed"): "replayed input",
-    ("input", "resident"): "input on the device",
-    ("exchange", "none"): "no all-reduce",
-    ("exchange", "barrier"): "barrier only",
-    ("exchange", "half"): "half the gradient bytes",
-    ("independent", True): "replicas",
-    ("synchronised_batch_norm", False): "no SyncBatchNorm",
-    ("captured", True): "CUDA graph",
-    ("broadcast_buffers", False): "broadcast_buffers=False",
-    ("host_syncs", False): "no host reads",
-    ("anomaly_detection", False): "no anomaly detection",
-    ("exchange_each_micro_batch", False): "one all-reduce per step",
-    ("find_unused_parameters", False): "find_unused_parameters=False",
-    ("expandable_segments", True): "expandable segments",
-    ("channels_last", True): "channels_last",
-    ("compiled", "default"): "torch.compile",
-    ("compiled", "reduce-overhead"): "torch.compile, CUDA graphs",
-    ("exchange_after_backward", True): "all-reduce after backward",
-    ("profiler_steps", True): "profiled",
-}
-FIELD_NAMES = {"batches_per_epoch": "short epochs", "devices": "ranks on other devices"}
 HIDDEN_FIELDS = ("devices", "strategy", "steps", "epochs", "warmup_steps")
 """Fields of a plan that are named elsewhere or differ between all trials."""
 
@@ -91,11 +68,7 @@ def name_trial(trial: Trial, actual: Plan | None = None) -> str:
     ``actual`` is the plan of the real run: fields that differ from it are named too.
     """
     words = [pluralize(trial.plan.devices or 1, "device")]
-    for field_ in dataclasses.fields(trial.variant):
-        value = getattr(trial.variant, field_.name)
-        if value != field_.default:
-            name = FIELD_NAMES.get(field_.name) or VARIANT_NAMES.get((field_.name, value))
-            words.append(name or f"{field_.name.replace('_', ' ')} {value}")
+    words += [intervention.label(value) for intervention, value in trial.variant.interventions()]
     if trial.plan.epochs:
         words.append("whole epochs")
     if actual is not None:
@@ -206,17 +179,17 @@ class ExperimentDesign:
     @property
     def has_host_reads(self) -> bool:
         """Return whether the host of a script reads values of a GPU in its steps."""
-        return self.facts.host_syncs > 0 and self.plan.device == "cuda"
+        return Variant.host_syncs.is_useful(self.facts) and self.plan.device == "cuda"
 
     @property
     def detects_anomalies(self) -> bool:
         """Return whether a script uses the anomaly detection of autograd."""
-        return self.facts.detects_anomalies
+        return Variant.anomaly_detection.is_useful(self.facts)
 
     @property
     def has_allocator_retries(self) -> bool:
         """Return whether the allocator of a script ran out of memory in its steps and tried again."""
-        return self.facts.alloc_retries > 0 and self.plan.device != "cpu"
+        return Variant.expandable_segments.is_useful(self.facts) and self.plan.device != "cpu"
 
     @property
     def can_change_batch(self) -> bool:
@@ -330,10 +303,10 @@ class ExperimentDesign:
         if self.sharded:
             return Variant()
         facts = self.facts
-        several = self.plan.accumulate > 1 and facts.gradient_exchanges > 1
+        several = self.plan.accumulate > 1 and Variant.exchange_each_micro_batch.is_useful(facts)
         return Variant(
             synchronised_batch_norm=not self.synchronises_batch_norm,
-            broadcast_buffers=not (facts.broadcast_buffers and facts.buffers > 0),
+            broadcast_buffers=not Variant.broadcast_buffers.is_useful(facts),
             exchange_each_micro_batch=not several,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 from nfold.engines.base import Task
@@ -33,9 +33,6 @@ TORCHRUN_VARIABLES = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
 )
-# the first that is set counts
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-EXPANDABLE = "expandable_segments"
 # host:port at which replicas, which have no common process group, can form one
 RENDEZVOUS_VARIABLE = "NFOLD_MEETING"
 LOOPBACK = "127.0.0.1"
@@ -48,8 +45,6 @@ def rank_environment(task: Task) -> Iterator[None]:
     A number of threads that the environment sets stays.
     """
     os.environ |= device_variables(task, os.environ.get(VISIBLE_DEVICES))
-    if task.variant.expandable_segments:
-        os.environ |= with_expandable_segments(os.environ)
     if drives_all_devices(task):
         _unset(TORCHRUN_VARIABLES)
     elif has_own_world(task):
@@ -121,13 +116,6 @@ def device_variables(task: Task, visible_devices: str | None) -> dict[str, str]:
     if has_own_world(task):
         return {VISIBLE_DEVICES: _device_names([device_index(task)], visible_devices)}
     return {VISIBLE_DEVICES: _device_names(task.variant.devices or range(count), visible_devices)}
-
-
-def with_expandable_segments(environment: Mapping[str, str]) -> dict[str, str]:
-    name = next((v for v in ALLOCATOR_VARIABLES if v in environment), ALLOCATOR_VARIABLES[0])
-    settings = [setting.strip() for setting in environment.get(name, "").split(",")]
-    others = [setting for setting in settings if setting and not setting.startswith(EXPANDABLE)]
-    return {name: ",".join([*others, f"{EXPANDABLE}:True"])}
 
 
 def single_rank_variables(port: int) -> dict[str, str]:

@@ -29,6 +29,7 @@ from nfold.core.script_profile import (
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.devices import Devices
+from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
@@ -98,6 +99,7 @@ class ScriptProfiler:
         self.collectives = CollectiveHooks(variant, self._events)
         self._anomalies = AnomalyDetectionHook(variant, self._events)
         self._threads = ThreadCountHook(variant, self._events)
+        self._settings = TorchSettings(variant.all_variants)
         self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
         self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
@@ -126,7 +128,8 @@ class ScriptProfiler:
         if not self._variant.is_baseline("host_syncs"):
             self._host_reads.install(self._host_read_patches)
         install_tensor_hooks(warm_up, self._events, self._dataloaders.transfers.record_transfer)
-        self._threads.install(patches, warm_up)
+        self._settings.apply(self._variant.current)
+        self._threads.install(patches, warm_up)  # the script cannot change a number that is set
         patches.wrap(BaseProcess, "start", self._start_process)
         self._forwards.start()
         self._compiler.start()
@@ -134,7 +137,7 @@ class ScriptProfiler:
     def switch_variant(self) -> None:
         self._wrappers.switch_variant()
         self._anomalies.switch_variant()
-        self._threads.switch_variant(self._profile.threads)
+        self._settings.apply(self._variant.current)
 
     def _start_process(self, original: Any, process: Any) -> None:
         module = getattr(getattr(process, "_target", None), "__module__", "")
@@ -177,10 +180,21 @@ class ScriptProfiler:
                 "exchange: the parameters are sharded, and cannot be computed without "
                 "communication; allowed are variants of the input, and the baseline on one device"
             )
+        self._require_wrapper()
+        # The script may have changed settings in the code before its first step.
+        self._settings.record_usual(self._variant.current)
+        self._settings.apply(self._variant.current)
         self._events.enabled = True
         self.collectives.on_first_step()
         if self._dataloaders.loader is None:
             self.batch_functions.start()
+
+    def _require_wrapper(self) -> None:
+        arguments = self._variant.current.ddp_arguments()
+        if arguments and not self._wrappers.ddp:
+            raise Unsupported(
+                f"{', '.join(arguments)}: the script makes no DistributedDataParallel"
+            )
 
     def _parallelism(self) -> Parallelism:
         called = self._forwards.outermost
@@ -226,6 +240,7 @@ class ScriptProfiler:
         self.stop()
         self._forwards.keep_outermost_hooks()
         self._host_reads.end_warm_up()
+        self._settings.record_usual(self._variant.current)
         self._wait_s = 0.0
         self._profile = self._build_profile(steps - 1)
         self.batch_functions.install_replacements()
@@ -238,6 +253,9 @@ class ScriptProfiler:
         self.stop()
         warm_up.undo()
         self._host_read_patches.undo()
+
+    def restore_settings(self) -> None:
+        self._settings.restore()
 
     def stop(self) -> None:
         self._events.enabled = False

@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
-from nfold import marks
 from nfold.core.errors import NfoldError, Unsupported
 from nfold.core.measurement import FetchStats, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import current_user_line
+from nfold.engines import marks
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.interleaver import ActiveVariant
+from nfold.engines.marks import Batch
 from nfold.engines.recorder import Recorder
 from nfold.engines.torch.communication.data_parallel import parameter_checksum, sample_parameters
 from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
@@ -44,7 +45,6 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.rank_environment import oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
-from nfold.marks import Batch
 
 
 class InstrumentedRun:
@@ -161,6 +161,7 @@ class InstrumentedRun:
         self._post_backward.uninstall()
         self._profiler.uninstall(self._warm_up_patches)
         self._patches.undo()
+        self._profiler.restore_settings()
 
     def on_optimizer_step(self, optimizer: Any) -> None:
         with self._record_refusal():

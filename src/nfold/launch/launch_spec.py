@@ -14,6 +14,7 @@ from pathlib import Path
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
+from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
 from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, views_are_allowed
 
@@ -89,7 +90,7 @@ def spec_for_plan(
     processes: int,
     *,
     script: bool = False,
-    independent: bool = False,
+    variant: Variant = NO_INTERVENTIONS,
 ) -> ProcessSpec:
     """Return the process tree of a measurement; the agent starts its ranks if there are several.
 
@@ -100,7 +101,7 @@ def spec_for_plan(
     environment = rank_environment(plan.device or "cpu", plan.cores_per_device)
     if script:
         if views_are_allowed():
-            environment[STATE_VARIABLE] = PER_RANK if independent else SHARED
+            environment[STATE_VARIABLE] = PER_RANK if variant.independent else SHARED
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -108,6 +109,7 @@ def spec_for_plan(
     else:
         environment |= LOOPBACK_ENVIRONMENT
         command = agent_command(folder, RankGroup(processes=processes, command=worker))
+    environment |= variant.environment({**os.environ, **environment})
     return ProcessSpec(
         command=command,
         environment=environment,

@@ -143,6 +143,12 @@ def _outcome(
         return RunOutcome(status="unsupported", cause=FailureCause(text=reason))
     if chosen.runs_in_parent:
         return _in_parent(chosen, task)
+    if task.variant.environment(os.environ) and (in_external_job() or options.in_process):
+        text = "an environment variable of the variant needs processes of its own"
+        return RunOutcome(
+            status="unsupported",
+            cause=FailureCause(text=f"{text}; next: remove torchrun or --in-process"),
+        )
     if task.workload.script and (in_external_job() or options.in_process):
         text = "a script needs processes of its own; next: remove torchrun or --in-process"
         return RunOutcome(status="unsupported", cause=FailureCause(text=text))
@@ -207,7 +213,7 @@ def _in_process_tree(
                 task.plan,
                 processes,
                 script=bool(task.workload.script),
-                independent=task.variant.independent,
+                variant=task.variant,
             )
             ending = Supervisor(folder, launch, telemetry.options).run()
         outcome = _read_outcome(folder, ending, processes)

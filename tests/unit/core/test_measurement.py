@@ -244,12 +244,19 @@ def test_no_variant_equals_the_default_variant() -> None:
 def test_the_cell_id_is_pinned() -> None:
     """A store written today must be found by tomorrow's nfold."""
     assert dataclasses.replace(FULL, variant=Variant()).cell == "574fec7b11"
-    variant = dataclasses.replace(typing.cast(Variant, FULL.variant), broadcast_buffers=True)
-    variant = dataclasses.replace(variant, host_syncs=True, exchange_each_micro_batch=True)
-    variant = dataclasses.replace(variant, expandable_segments=False, exchange_after_backward=False)
-    variant = dataclasses.replace(variant, profiler_steps=False, batches_per_epoch=None)
-    variant = dataclasses.replace(variant, find_unused_parameters=True, channels_last=False)
-    variant = dataclasses.replace(variant, compiled="", anomaly_detection=True)
+    variant = typing.cast(Variant, FULL.variant).without(
+        "broadcast_buffers",
+        "host_syncs",
+        "exchange_each_micro_batch",
+        "expandable_segments",
+        "exchange_after_backward",
+        "profiler_steps",
+        "batches_per_epoch",
+        "find_unused_parameters",
+        "channels_last",
+        "compiled",
+        "anomaly_detection",
+    )
     assert dataclasses.replace(FULL, variant=variant).cell == "5d0e0369be"
 
 

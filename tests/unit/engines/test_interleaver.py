@@ -61,7 +61,7 @@ def test_ranks_wait_after_a_variant_without_communication() -> None:
 
 def test_independent_ranks_wait_before_every_switch() -> None:
     independent = Variant(independent=True)
-    variants = (independent, dataclasses.replace(independent, input="replayed"))
+    variants = (independent, independent.merge(Variant(input="replayed")))
     kinds = [kind for kind, _ in _run(*variants, requested=independent)]
     assert kinds.count("wait") == kinds.count("switch") == 4
 

@@ -176,7 +176,7 @@ def test_call_of_a_batch_function_ends_the_host_gap(
 ) -> None:
     """From the end of the warm-up on, where its batches are left out at some time."""
     try:
-        found = _pauses(_made_by_a_function, seconds, Variant(input=input_))  # type: ignore[arg-type]
+        found = _pauses(_made_by_a_function, seconds, Variant(input=input_))
     finally:
         decorator = installed_decorator()
         assert decorator is not None

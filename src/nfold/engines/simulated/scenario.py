@@ -12,6 +12,7 @@ from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import PLAN_FIELDS
 from nfold.core.serialization import deserialize
 from nfold.engines.base import Task
+from nfold.interventions.registry import REGISTRY
 
 OUTLIER_FACTOR = 10.0
 SCENARIO_VARIABLE = "NFOLD_SIMULATED"  # a scenario as JSON, for the command line
@@ -69,6 +70,8 @@ class Scenario:
     retries_ms: float = 0.0  # of allocation retries without expandable segments
     neighbor_retries_ms: float = 0.0  # the same per other process
     layout_ms: dict[str, float] = field(default_factory=dict)  # by layout
+    # by name: costs that an intervention removes; negative: costs that it adds
+    intervention_ms: dict[str, float] = field(default_factory=dict)
     exchange_ms: float = 0.0  # on several devices
     dp_exchange_ms: float = 0.0  # added to it if one process drives all devices
     straggler_ms: float = 0.0
@@ -102,6 +105,9 @@ class Scenario:
         for name in self.unsupported:
             if name not in PLAN_FIELDS:
                 raise UnknownValue("plan field", name, PLAN_FIELDS)
+        for name in self.intervention_ms:
+            if name not in REGISTRY:
+                raise UnknownValue("intervention", name, REGISTRY)
         if self.samples_per_epoch < 1:
             raise UsageError(f"samples_per_epoch {self.samples_per_epoch}: must be at least 1")
 
@@ -159,12 +165,9 @@ class StepCosts:
             cost_ms += scenario.input_ms_per_sample * samples
         if plan.input == "loader" and variant.input != "resident":
             cost_ms += scenario.copy_ms_per_sample * samples
-        if variant.host_syncs:
-            cost_ms += scenario.host_syncs_ms
-        if variant.anomaly_detection:
-            cost_ms += scenario.anomaly_ms
-        if not variant.expandable_segments:
-            cost_ms += scenario.retries_ms + scenario.neighbor_retries_ms * (self._devices - 1)
+        for name, intervention in REGISTRY.items():
+            value = getattr(variant, name)
+            cost_ms += intervention.simulated_ms(value, scenario, self._devices)
         if variant.threads != 1:
             cost_ms += scenario.contention_ms * (self._devices - 1)
         if self.loads_on_host and variant.threads is None:

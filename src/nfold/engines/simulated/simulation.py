@@ -24,6 +24,7 @@ from nfold.engines.simulated.scenario import (
     StepCosts,
     costs_of_rank,
 )
+from nfold.interventions.registry import REGISTRY
 
 WINDOW_COUNT = 10
 REPLAYED_BATCHES = 16
@@ -324,39 +325,19 @@ def _hash(text: str) -> str:
 
 # The noise of a run is seeded from a text that describes its variant. The text must never change,
 # whatever fields are called: the same scenario has the same noise in every version, and the
-# simulated diagnosis is compared bit by bit.
+# simulated diagnosis is compared bit by bit. The text names every value of the first interventions,
+# and those of later ones that are not the default.
+ALWAYS_NAMED = 22
 
 
 def _noise_fields(variant: Variant) -> dict[str, object]:
-    return {
-        "input": variant.input,
-        "exchange": variant.exchange,
-        "independent": variant.independent,
-        "device": variant.device,
-        "augmentation": variant.augmentation,
-        "synchronised_batch_norm": variant.synchronised_batch_norm,
-        "captured": variant.captured,
-        "threads": variant.threads,
-        "pinned": variant.pinned,
-        "devices": variant.devices,
-        "shares": variant.data_shares,
-        "buffers": variant.broadcast_buffers,
-        "host_syncs": variant.host_syncs,
-        "anomaly_detection": variant.anomaly_detection,
-        "repeated_exchange": variant.exchange_each_micro_batch,
-        "unused_parameters": variant.find_unused_parameters,
-        "expandable_segments": variant.expandable_segments,
-        "channels_last": variant.channels_last,
-        "compiled": variant.compiled,
-        "late_exchange": variant.exchange_after_backward,
-        "traced": variant.profiler_steps,
-        "pass_batches": variant.batches_per_epoch,
-    }
+    first = list(REGISTRY.values())[:ALWAYS_NAMED]
+    named = {each.stored_name: getattr(variant, each.name) for each in first}
+    return named | {each.stored_name: value for each, value in variant.interventions()}
 
 
 def _noise_label(variant: Variant) -> str:
-    usual = _noise_fields(Variant())
-    changed = [f"{k} {v}" for k, v in _noise_fields(variant).items() if v != usual[k]]
+    changed = [f"{each.stored_name} {value}" for each, value in variant.interventions()]
     return ", ".join(changed) or "nothing left out"
 
 

@@ -14,12 +14,7 @@ from nfold.core.workload import Workload
 from nfold.engines.base import Framework, Observer, Task
 from nfold.engines.plan_rules import Rules, first_broken_rule, image_file_refusal, shared_rules
 from nfold.engines.rank_process import pin_to_cores
-from nfold.engines.torch.variant_support import (
-    apply_variant,
-    script_refusal,
-    switchable_fields,
-    workload_refusal,
-)
+from nfold.engines.torch import variant_support
 from nfold.instrument.script_rank import run_rank as run_script_rank
 from nfold.workloads import info, is_operation
 from nfold.workloads.workload_info import WorkloadInfo
@@ -108,11 +103,10 @@ class TorchFramework(Framework):
         return broken or _image_file_reason(workload_info, plan) or workload_info.unsupported(plan)
 
     def refusal_reason(self, variant: Variant, workload: Workload, plan: Plan) -> str | None:
-        refuse = script_refusal if workload.script else workload_refusal
-        return refuse(variant, workload, plan) if variant else None
+        return variant_support.refusal(variant, workload, plan) if variant else None
 
     def switchable_fields(self, workload: Workload, plan: Plan) -> tuple[str, ...]:
-        return switchable_fields(workload, plan)
+        return variant_support.switchable_fields(workload, plan)
 
     def process_count(self, plan: Plan) -> int:
         return 1 if plan.strategy == "dp" else plan.devices or 1
@@ -120,8 +114,8 @@ class TorchFramework(Framework):
     def run_rank(self, task: Task, observer: Observer) -> RankSamples:
         if task.workload.script:
             return run_script_rank(task, observer)
-        pinned = task.variant.pinned
-        with pin_to_cores(task.plan, apply_variant(task).local_rank) if pinned else nullcontext():
+        own, pinned = variant_support.apply_variant(task), task.variant.pinned
+        with pin_to_cores(task.plan, own.local_rank) if pinned else nullcontext():
             from nfold.engines.torch.trainer import run_operation, train
 
             return (run_operation if is_operation(task.workload) else train)(task, observer)

@@ -60,6 +60,7 @@ from nfold.engines.torch.step.training_step import (
     TrainingStep,
     group_batches,
 )
+from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.engines.torch.torch_workload import TorchWorkload, check_ranks_agree, load_workload
 from nfold.engines.torch.variant_support import RankObserver, apply_variant
 
@@ -169,8 +170,6 @@ def train(task: Task, observer: Observer, load: LoadWorkload = load_workload) ->
         data_parallel.process_group(task, devices),
         closing(Trainer(own, devices, load)) as trainer,
     ):
-        if task.variant.threads is not None:
-            torch.set_num_threads(task.variant.threads)
         if not task.variant.ranks_synchronize:
             data_parallel.barrier(task.world_size)  # a common start
         samples = trainer.run(
@@ -206,6 +205,7 @@ class Trainer:
         self._build_input()
         self._epoch_tensor = EpochTensor(devices.primary)
         self._build_model()
+        self._settings = TorchSettings((task.variant, *task.interleaved_variants))
 
     def _build_input(self) -> None:
         workload, task, devices = self.workload, self.task, self.devices
@@ -298,9 +298,11 @@ class Trainer:
         return split_micro_batches(samples, task.rank, task.world_size, task.plan.accumulate)
 
     def close(self) -> None:
+        self._settings.restore()
         self._step.close()
 
     def run(self, observer: Observer) -> RankSamples:
+        self._settings.apply(self.task.variant)
         earlier = self.checkpointer.resume()
         self._make_capturable()
         done, steps = len(earlier.epochs), len(self.source)
@@ -337,14 +339,11 @@ class Trainer:
     def _interleave(self, recorder: Recorder[Tensor], observer: Observer) -> None:
         task, active = self.task, self.active_variant
         switch_batch_norm = batch_norm.BatchNormSwitch(self.module)
-        usual_threads = torch.get_num_threads()
 
         def switch(variant: Variant) -> None:
             switch_batch_norm(synchronized=variant.synchronised_batch_norm)
             self._step.switch_exchange(communication_key(variant))
-            threads = variant.threads or usual_threads
-            if threads != torch.get_num_threads():
-                torch.set_num_threads(threads)
+            self._settings.apply(variant)
 
         interleaver = Interleaver(task, active, recorder, observer, switch)
         self.source = InterleavedSource(

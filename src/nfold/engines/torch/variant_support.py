@@ -11,75 +11,40 @@ from nfold.core.plan import Plan
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Observer, Phase, Task
-from nfold.engines.plan_rules import first_broken_rule
+from nfold.interventions.intervention import WorkloadFacts
+from nfold.interventions.registry import REGISTRY
 from nfold.workloads import info, is_operation, parameters
 
-ONE_RANK = "nn.DataParallel has one rank"
+
+def refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
+    """Return why PyTorch cannot apply the variant, or None. The rank of a script checks more."""
+    if reason := variant.refusal(plan):
+        return reason
+    facts = _workload_facts(workload)
+    if facts.is_operation and not all(
+        each.applies_to_operations for each, _ in variant.interventions()
+    ):
+        return f"{workload.name} has no gradients and no model: only its input can change"
+    reasons = (each.torch_refusal(value, plan, facts) for each, value in variant.interventions())
+    return next((reason for reason in reasons if reason), None)
 
 
-def workload_refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
-    cpu, dp, operation = plan.device == "cpu", plan.strategy == "dp", is_operation(workload)
-    return variant.refusal(plan) or first_broken_rule(
-        {
-            f"{workload.name} has no gradients and no model: only its input can change": (
-                operation and variant != Variant(input=variant.input)
-            ),
-            "a CPU device reads the host's memory: nothing is copied": (
-                operation and variant.input == "resident" and cpu
-            ),
-            "a captured step is a CUDA graph: it needs a GPU": variant.captured and cpu,
-            "a captured step exchanges gradients itself: strategy nfold or one device": (
-                variant.captured and plan.strategy in ("ddp", "dp")
-            ),
-            "fp16 of a user's own workload is not captured": (
-                variant.captured and plan.precision == "fp16" and bool(workload.function_reference)
-            ),
-            "only CPU devices are bound to cores": not variant.pinned and not cpu,
-            "nothing is augmented": (
-                not variant.augmentation
-                and workload.function_reference is None
-                and not info(workload.name).augmentation_for(parameters(workload))
-            ),
-            "batch-norm statistics belong to each device: none are broadcast": (
-                not variant.broadcast_buffers
-            ),
-            "the plan sets the type of exchanged gradients": variant.exchange == "half",
-            "every parameter has a gradient: there is no search": (
-                not variant.find_unused_parameters
-            ),
-            "the host reads nothing from the device in a step": not variant.host_syncs,
-            "anomaly detection is off in workloads": not variant.anomaly_detection,
-            "a workload exchanges its gradients itself": variant.exchange_after_backward,
-            "only scripts are profiled": bool(variant.profiler_steps),
-            "epochs of a workload are measured whole": variant.batches_per_epoch is not None,
-            "the plan sets the layout": variant.channels_last,
-            "the plan sets how steps are compiled": bool(variant.compiled),
-            "workloads use PyTorch's default allocator": variant.expandable_segments,
-            ONE_RANK: dp and bool(variant.devices or variant.data_shares),
-        }
-    )
-
-
-def script_refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
-    """Return why the variant cannot be applied to a script, or None. The rank checks the script."""
-    cpu, dp = plan.device == "cpu", plan.strategy == "dp"
-    return variant.refusal(plan) or first_broken_rule(
-        {
-            f"the step of {workload.name} belongs to the script: it is not captured": (
-                variant.captured
-            ),
-            "the augmentation of a script cannot be separated": not variant.augmentation,
-            "only CPU devices are bound to cores": not variant.pinned and not cpu,
-            ONE_RANK: dp and bool(variant.devices or variant.data_shares),
-        }
+def _workload_facts(workload: Workload) -> WorkloadFacts:
+    if workload.script:
+        return WorkloadFacts(name=workload.name, is_script=True)
+    if workload.function_reference is not None:
+        return WorkloadFacts(name=workload.name, is_function=True)
+    return WorkloadFacts(
+        name=workload.name,
+        is_operation=is_operation(workload),
+        augments=bool(info(workload.name).augmentation_for(parameters(workload))),
     )
 
 
 def switchable_fields(workload: Workload, plan: Plan) -> tuple[str, ...]:
     """Return the fields of a Variant that can change between two steps of this plan.
 
-    Another number of threads would recompile a compiled step. Several steps of one graph cannot
-    differ, and whole epochs are timed without changes.
+    Several steps of one graph cannot differ, and whole epochs are timed without changes.
     """
     if plan.epochs is not None:
         return ()
@@ -87,8 +52,7 @@ def switchable_fields(workload: Workload, plan: Plan) -> tuple[str, ...]:
         return interleave.SWITCHABLE_FIELDS
     if is_operation(workload) or plan.steps_per_execution > 1:
         return ()
-    fields = ("input", "exchange", "synchronised_batch_norm")
-    return fields if "compiled" in str(plan.step) else (*fields, "threads")
+    return tuple(name for name, each in REGISTRY.items() if each.switchable_in_workload(plan))
 
 
 def apply_variant(task: Task) -> Task:
@@ -99,10 +63,8 @@ def apply_variant(task: Task) -> Task:
     variant, plan, rank = task.variant, task.plan, task.rank
     if not variant:
         return task
-    plan = plan.edit(
-        step="captured" if variant.captured else plan.step,
-        batch_norm=plan.batch_norm if variant.synchronised_batch_norm else "device",
-    )
+    for intervention, value in variant.interventions():
+        plan = intervention.edit_plan(value, plan)
     own = dataclasses.replace(
         task,
         plan=plan,

@@ -133,14 +133,12 @@ class DataParallelHooks:
         """
         variant = self._variant.current
         no_exchange = variant.exchange == "none"
-        changed: dict[str, Any] = {}
+        changed = variant.ddp_arguments()
         if no_exchange or not variant.broadcast_buffers:
             for name in BUFFER_BROADCAST_ARGUMENTS:
                 arguments.pop(name, None)
             changed |= NO_BUFFER_SYNC
-        if not variant.find_unused_parameters:
-            changed["find_unused_parameters"] = False
-        elif no_exchange and arguments.get("find_unused_parameters"):
+        if no_exchange and (arguments | changed).get("find_unused_parameters"):
             group = dist.new_subgroups(group_size=1)[0]  # type: ignore[no-untyped-call]
             changed["process_group"] = group
         return changed

@@ -337,14 +337,8 @@ class ThreadCountHook:
     def install(self, patches: Patches, warm_up: Patches) -> None:
         threads = self._variant.current.threads
         if threads is not None:
-            torch.set_num_threads(threads)
             patches.put(torch, "set_num_threads", lambda _original: lambda _count: None)
         warm_up.wrap(torch, "set_num_threads", self._set_num_threads)
-
-    def switch_variant(self, script_threads: int) -> None:
-        threads = self._variant.current.threads or script_threads
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
 
     def _set_num_threads(self, original: Any, count: int) -> None:
         self._events.record_location("threads")

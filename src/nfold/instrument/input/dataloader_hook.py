@@ -18,6 +18,7 @@ from nfold.core.script_profile import DataLoaderProfile
 from nfold.core.source_location import current_user_line, user_stack
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
+from nfold.engines.marks import Batch
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import (
     BatchReplay,
@@ -49,7 +50,6 @@ from nfold.instrument.input.epoch_passes import (
 from nfold.instrument.input.fetch_times import WeakIdentityDict
 from nfold.instrument.input.marked_batches import MarkedBatches, NestedLoaders
 from nfold.instrument.rank_environment import computes_slice
-from nfold.marks import Batch
 
 
 @dataclass(eq=False)

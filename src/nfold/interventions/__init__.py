@@ -1,0 +1,1 @@
+"""Interventions: things that an experiment changes, one file each."""

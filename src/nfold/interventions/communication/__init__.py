@@ -1,0 +1,1 @@
+"""Interventions on the communication between ranks."""

@@ -1,0 +1,1 @@
+"""Interventions on how a device and its host execute a step."""

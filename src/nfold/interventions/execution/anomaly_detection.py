@@ -1,0 +1,25 @@
+"""Do not let autograd look for NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfold.interventions.intervention import Intervention
+
+
+class AnomalyDetection(Intervention[bool]):
+    """Autograd of a script looks for NaN if the script asks for it."""
+
+    default = True
+    labels = {False: "no anomaly detection"}
+    kind = "remedy"
+    numerics = "same"
+    switchable = True
+    refused_in_workloads = "anomaly detection is off in workloads"
+    applied_in = ("instrument/hooks/runtime_hooks.py",)
+
+    def is_useful(self, profile: Any) -> bool:
+        return bool(profile.detects_anomalies)
+
+    def simulated_ms(self, value: bool, scenario: Any, devices: int) -> float:
+        return float(scenario.anomaly_ms) if value else 0.0

@@ -1,0 +1,28 @@
+"""Compile the model of a script that compiles nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from nfold.core.plan import Plan
+from nfold.interventions.intervention import Intervention
+
+
+class CompiledModel(Intervention[Literal["", "default", "reduce-overhead"]]):
+    """The mode of torch.compile for the model of a script that compiles nothing."""
+
+    default = ""
+    labels = {"default": "torch.compile", "reduce-overhead": "torch.compile, CUDA graphs"}
+    kind = "remedy"
+    numerics = "rounding"
+    refused_in_workloads = "the plan sets how steps are compiled"
+    applied_in = ("instrument/hooks/model_hooks.py",)
+
+    def refusal(self, value: str, plan: Plan) -> str | None:
+        if "compiled" in str(plan.step):
+            return "the step is compiled already"
+        if plan.strategy == "dp" and plan.device == "cuda":
+            return (
+                "nn.DataParallel replicates the module in every step, and replicas are not compiled"
+            )
+        return None

@@ -1,0 +1,1 @@
+"""Interventions on the input of a step."""

@@ -1,0 +1,1 @@
+"""Interventions on devices, cores and threads of ranks."""

@@ -1,0 +1,33 @@
+"""Set the number of threads of a rank on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfold.core.errors import UsageError
+from nfold.core.plan import Plan
+from nfold.interventions.intervention import TorchSetting
+
+
+class ThreadCount(TorchSetting[int | None]):
+    """Threads of a rank on the host; None: as many as it has without nfold."""
+
+    default = None
+    kind = "remedy"
+    numerics = "rounding"
+    switchable = True
+    # OMP_NUM_THREADS, and calls of the script that set the number
+    applied_in = ("instrument/rank_environment.py", "instrument/hooks/runtime_hooks.py")
+
+    def check(self, value: int | None) -> None:
+        if value is not None and value < 1:
+            raise UsageError(f"{self.name} {value}: allowed are whole numbers from 1")
+
+    def switchable_in_workload(self, plan: Plan) -> bool:
+        return "compiled" not in str(plan.step)  # another number would recompile the step
+
+    def read(self, torch: Any) -> Any:
+        return torch.get_num_threads()
+
+    def write(self, torch: Any, setting: Any) -> None:
+        torch.set_num_threads(setting)
