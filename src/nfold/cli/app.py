@@ -27,7 +27,7 @@ app = typer.Typer(
 @app.command("env", cls=GroupedHelp)
 @with_options(declared.ENV_OPTIONS)
 def env(**options: Any) -> None:
-    """Show the hardware and what on it slows training."""
+    """Show the hardware, and what slows training on it."""
     from nfold.cli.env_command import run_env
 
     run_env(**options)
@@ -78,7 +78,7 @@ def train(**options: Any) -> None:
 )
 @with_options(declared.RUN_OPTIONS)
 def run(**options: Any) -> None:
-    """Launch a script on all devices, supervised; torchrun's options.
+    """Launch and supervise a script on all devices; torchrun's options.
 
     Options may be written with - or _. Environment variables PET_* have the same effect as with
     torchrun. Inside a running job (RANK and WORLD_SIZE are set) the script runs as that rank.

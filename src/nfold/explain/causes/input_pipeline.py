@@ -26,7 +26,10 @@ from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples, ratio, total
 from nfold.explain.metrics import loading_ms_per_step
 
-CANNOT_REPLAY_INPUT = "no DataLoader or batch function found: input cannot be replayed"
+CANNOT_REPLAY_INPUT = (
+    "no DataLoader or batch function found, whose batches could be replayed; next: "
+    "nfold.batches() around what yields the batches"
+)
 WORKER_FACTORS = (2, 4)  # of a script's number of workers, to try
 CpuAndStorage = tuple[
     Samples, Samples
