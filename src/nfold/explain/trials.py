@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Literal
 
 from nfold.core import interleave
@@ -135,7 +136,7 @@ class TrialResults:
         tree_names: dict[TrialRun, str] = {}
         within_errors: dict[TrialRun, float] = {}
         standard_errors: list[tuple[Trial, float]] = []
-        sampling_errors: dict[Plan, float] = {}
+        sampling_errors: dict[Plan, list[float]] = {}
         trees = [(*tree, find_periodic_work(tree[2])) for tree in self._process_trees()]
         all_periodic = [work for *_, periodic in trees for work in periodic.values()]
         for folder, number, members, periodic in trees:
@@ -143,7 +144,8 @@ class TrialResults:
             for trial, one in usual.items():
                 synchronize = trial.ranks_synchronize
                 error = sampling_error(one, ranks_synchronize=synchronize)
-                sampling_errors[trial.plan] = max(sampling_errors.get(trial.plan, 0.0), error)
+                if trial.variant.input != "real":
+                    sampling_errors.setdefault(trial.plan, []).append(error)
                 usual[trial] = with_equal_batches(one, ranks_synchronize=synchronize)
             if len(members) > 1:
                 found, errors = interleaved_metrics(usual)
@@ -167,7 +169,7 @@ class TrialResults:
             resamples,
             tree_names,
             within_errors,
-            sampling_errors,
+            {plan: fmean(errors) for plan, errors in sampling_errors.items()},
             final=final,
             host_ahead=[trial for trial in self.runs if _host_is_ahead(trial, table)],
             failed_trials=[trial for trial in self.reasons if trial not in self.runs],

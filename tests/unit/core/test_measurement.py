@@ -60,6 +60,7 @@ RANK = RankSamples(
             epoch_gap=EpochGap(seconds=0.5, steps=9, waited_s=0.25),
             queue_drain_s=0.125,
             exchange_wait_s=0.375,
+            batch_indices=(0, 1, 2, 0, 1),
             clock_mhz=1755.0,
             throttle_reason="at its power limit",
         ),

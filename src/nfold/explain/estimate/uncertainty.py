@@ -10,7 +10,7 @@ from nfold.core.stats import MAD_TO_SIGMA
 from nfold.explain.estimate.median_polish import Member
 
 MIN_DEGREES_OF_FREEDOM = 3  # with fewer, errors are mostly prior ones
-PRIOR_DEGREES_OF_FREEDOM = 2
+PRIOR_DEGREES_OF_FREEDOM = 3
 # Relative errors before a trial was repeated (docs/decisions/statistics.md). Two process trees of
 # the same plan were 4 % apart on two H200s, which no measurement within a tree shows. In 14
 # explanations of a healthy script on two idle CPU cores, the difference of two interleaved trials
