@@ -13,7 +13,7 @@ from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.work_division import SAME_SAMPLES, UndividedWorkCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
-from nfold.explain.estimate.samples import Samples, total
+from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import Finding, Speed
 from nfold.explain.trials import TrialResults
 
@@ -140,7 +140,7 @@ class Attribution:
         """Return the sum of all findings within the noise."""
         loss = self.loss if self.design.devices > 1 else self.one_device_loss
         costs = [loss(CAUSES_BY_ID[row.cause]) for row in rows if not row.significant]
-        return self.fit.interval(lambda view: total(cost(view) for cost in costs))
+        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
 
     def not_attributed_ms(self, rows: Sequence[Finding]) -> Interval:
         """Return what is missing to N-fold speed less all findings."""
@@ -148,6 +148,6 @@ class Attribution:
 
         def residual(view: MetricView) -> Samples:
             missing = self.achieved_ms(view) - self.ideal_ms(view)
-            return missing - total(cost(view) for cost in costs)
+            return missing - sum(cost(view) for cost in costs)
 
         return self.fit.interval(residual)

@@ -14,7 +14,7 @@ from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.collectives import LATENCY
 from nfold.explain.design import Trial, name_trial
 from nfold.explain.estimate.bootstrap import MetricView, Statistic
-from nfold.explain.estimate.samples import Samples, total
+from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     ROW_LABELS,
@@ -59,7 +59,7 @@ class Part:
 
 def _sum_of(parts: Iterable[Part]) -> Statistic:
     costs = [part.ms for part in parts]
-    return lambda view: total(cost(view) for cost in costs)
+    return lambda view: sum(cost(view) for cost in costs)
 
 
 def _row_of(cause_id: str) -> str:
@@ -162,7 +162,7 @@ class StepAccountBuilder:
         return more + self._one_device_ms([cause], view)
 
     def _one_device_ms(self, causes: Iterable[Cause], view: MetricView) -> Samples:
-        return total(self._single[c](view) if c in self._single else 0.0 for c in causes)
+        return sum(self._single[c](view) if c in self._single else 0.0 for c in causes)
 
     def _is_significant(self, row: AccountRow) -> bool:
         named = any(one.significant and _row_of(one.cause) == row.id for one in self.findings)
@@ -210,7 +210,7 @@ class StepAccountBuilder:
         return self._with_rest(
             rows,
             self.attribution.one_device_step_ms,
-            lambda view: total(total(view) for total in totals.values()),
+            lambda view: sum(total(view) for total in totals.values()),
         )
 
     def changes(self, account: StepAccount) -> tuple[Change, ...]:

@@ -42,20 +42,21 @@ def _task(*turns: Variant, steps: int = 8, **changes: Any) -> Any:
     return dataclasses.replace(script_task(steps=steps, **changes), interleaved_variants=turns)
 
 
+def _train_without_end(given: list[bytes]) -> None:
+    """Train, and append the samples of every batch to ``given``."""
+    module, loader = model(), DataLoader(dataset(640), batch_size=8)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    while True:
+        for samples, labels in loader:
+            given.append(samples.numpy().tobytes())
+            nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
 def test_each_slot_has_its_steps_and_windows() -> None:
     given: list[bytes] = []
-
-    def training() -> None:
-        module, loader = model(), DataLoader(dataset(640), batch_size=8)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        while True:
-            for samples, labels in loader:
-                given.append(samples.numpy().tobytes())
-                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-
     task = _task(REPLAYED, REAL)
-    found = instrumented(training, task).samples
+    found = instrumented(lambda: _train_without_end(given), task).samples
     assert found is not None
     assert len(found.slots) == len(found.windows)
     steps = [sum(w.steps for w, t in zip(found.windows, found.slots, strict=True) if t == turn)
@@ -280,17 +281,7 @@ def test_windows_of_replayed_batches_name_them() -> None:
     """Both kinds of replay have the same batches, so that their steps can be compared."""
     task = _task(REAL, REPLAYED, Variant(input="resident"), steps=40)
     given: list[bytes] = []
-
-    def training() -> None:
-        module, loader = model(), DataLoader(dataset(640), batch_size=8)
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        while True:
-            for samples, labels in loader:
-                given.append(samples.numpy().tobytes())
-                nn.functional.cross_entropy(module(samples), labels).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-
-    found = instrumented(training, task).samples
+    found = instrumented(lambda: _train_without_end(given), task).samples
     assert found is not None
     batches: dict[int, set[bytes]] = {}
     for slot, window in zip(found.slots, found.windows, strict=True):

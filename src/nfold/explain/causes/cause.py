@@ -13,7 +13,7 @@ from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.explain.design import ExperimentDesign, Input, Trial
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.estimate.samples import Samples, total
+from nfold.explain.estimate.samples import Samples
 
 MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
 INPUT_BOUND_FRACTION = 0.3  # of a step of one device: input that costs more may hide other costs
@@ -176,7 +176,7 @@ class Cause:
 
     def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what a step on N devices loses to it."""
-        return total(self.contrast_costs(design, view).values())
+        return sum(self.contrast_costs(design, view).values())
 
     def gained_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return the least gain of removing it: less than ``lost_ms`` if a fix has a cost."""
@@ -195,7 +195,7 @@ class Cause:
 
     def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
         """Return what a step of one device alone loses to it."""
-        return total(one.cost_ms(view) for one in self.one_device_contrasts(design))
+        return sum(one.cost_ms(view) for one in self.one_device_contrasts(design))
 
     def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
         """Return ``one_device_ms`` with its interval if only the probe run shows it."""

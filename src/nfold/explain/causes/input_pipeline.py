@@ -23,7 +23,7 @@ from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.causes.work_division import ImbalanceCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.estimate.samples import Samples, ratio, total
+from nfold.explain.estimate.samples import Samples, ratio
 from nfold.explain.metrics import loading_ms_per_step
 
 CANNOT_REPLAY_INPUT = (
@@ -136,7 +136,7 @@ class InputCause(Cause):
         if design.uses_one_process or not known or not decided:
             return added
         lost = view.step(full) - view.step(real)
-        rest = lost - total(cause.lost_ms(design, view) for cause in others)
+        rest = lost - sum(cause.lost_ms(design, view) for cause in others)
         return rest if exposed else np.where(is_input_bound(design, view), rest, added)
 
     def total_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from functools import reduce
 from typing import TypeAlias
@@ -17,11 +16,6 @@ Samples: TypeAlias = float | NDArray[np.float64]
 def smallest(values: Iterable[Samples]) -> Samples:
     """Return the smallest of several values, by resample."""
     return reduce(np.minimum, values)
-
-
-def total(values: Iterable[Samples]) -> Samples:
-    """Return the sum of several values, by resample."""
-    return reduce(operator.add, values, 0.0)
 
 
 def ratio(numerator: Samples, denominator: Samples, otherwise: float = 0.0) -> Samples:

@@ -9,9 +9,9 @@ from nfold.interventions.intervention import Intervention, WorkloadFacts
 
 
 class GradientExchangeMode(Intervention[Literal["real", "none", "barrier", "half"]]):
-    """What ranks exchange after backward.
+    """The gradients that ranks exchange after backward.
 
-    All gradients (``real``), nothing (``none``), one element per bucket in the same order
+    All of them (``real``), nothing (``none``), one element per bucket in the same order
     (``barrier``), or half of the bytes of DistributedDataParallel (``half``).
     """
 
