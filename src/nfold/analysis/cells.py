@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.core.measurement import Epoch, Measurement, Window
+from nfold.analysis.step_time import window_step_times
+from nfold.core.measurement import Epoch, Measurement
 from nfold.core.serialization import serialize
 from nfold.core.stats import Interval, bootstrap, bootstrap_grouped, median
 
@@ -44,9 +45,10 @@ def group_cells(measurements: Sequence[Measurement]) -> list[Cell]:
 
 def window_rates(measurement: Measurement) -> list[float]:
     """Return samples per second of each window: samples of all ranks over the slowest rank's time."""
+    per_rank = [rank.windows for rank in measurement.ranks if rank.windows]
     return [
         sum(w.samples for w in windows) / max(w.seconds for w in windows)
-        for windows in _windows(measurement)
+        for windows in zip(*per_rank, strict=False)
     ]
 
 
@@ -61,21 +63,13 @@ def samples_per_s(cell: Cell) -> Interval | None:
 
 
 def step_ms(cell: Cell) -> Interval | None:
-    """Return the median wall milliseconds per step of the slowest rank in each window."""
-    groups = [
-        [1e3 * max(w.seconds / w.steps for w in windows) for windows in _windows(measurement)]
-        for measurement in cell.successful
-    ]
+    """Return the median milliseconds per step over windows and repeats."""
+    groups = [[ms for ms, _ in window_step_times(m)] for m in cell.successful]
     return _median_over_groups([group for group in groups if group])
 
 
 def _median_over_groups(groups: list[list[float]]) -> Interval | None:
     return bootstrap_grouped(groups) if groups else None
-
-
-def _windows(measurement: Measurement) -> list[tuple[Window, ...]]:
-    per_rank = [rank.windows for rank in measurement.ranks if rank.windows]
-    return list(zip(*per_rank, strict=False))
 
 
 def epochs(measurement: Measurement) -> tuple[Epoch, ...]:

@@ -13,7 +13,6 @@ from nfold.core.source_location import display_path
 from nfold.launch import workload_run
 from nfold.launch.script_run import (
     LocalRanks,
-    ScriptOutcome,
     describe_detached,
     describe_outcome,
     exec_script,
@@ -21,6 +20,7 @@ from nfold.launch.script_run import (
     launch_script,
 )
 from nfold.launch.torchrun_args import TorchrunArgs, build_rendezvous, check_target
+from nfold.launch.verdict import Outcome
 from nfold.telemetry.machine_inspection import inspect_machine
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
@@ -48,7 +48,7 @@ def _warn(warnings: Sequence[str | None]) -> None:
             sys.stderr.write(f"nfold: warning: {terminal_safe(warning)}\n")
 
 
-def _report(outcome: ScriptOutcome) -> int:
+def _report(outcome: Outcome) -> int:
     if outcome.status not in ("ok", "interrupted"):
         raise RunFailure(describe_outcome(outcome))
     folder = terminal_safe(display_path(outcome.folder))

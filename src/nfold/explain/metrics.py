@@ -8,16 +8,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from nfold.analysis.step_time import (
+    global_batch,
+    typical_step_ms,
+    whole_batch_step_ms,
+    window_step_times,
+)
 from nfold.core.measurement import EpochGap, Measurement, RankSamples, Window
 from nfold.core.plan import Plan
-from nfold.core.stats import mad_deviation, median, weighted_median
+from nfold.core.stats import mad_deviation, median
 
 STEP_CHUNKS = 10
-WHOLE_BATCH_FRACTION = 0.5  # of the largest batch
 MIN_CLOCK_SAMPLES = 2  # per device; a single sample may be of any moment
 EXPLAINED_FRACTION = 0.5  # of a slowdown, by which a slow clock is its reason
 
-WeightedStepMs = tuple[float, int]  # milliseconds of a step, and the number of steps
 WindowSteps = tuple[Window, tuple[float, ...]]  # a window and the milliseconds of its steps
 
 # Milliseconds per step by name:
@@ -46,26 +50,21 @@ def compute_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Met
 
 
 def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metrics:
-    """Return the positive metrics of steps.
-
-    A step counts by its samples, in whole batches, because the last batch of an epoch is smaller.
-    """
+    """Return the positive metrics of steps."""
     ranks = ranks_with_windows(measurement)
     if not ranks:
         return {}
-    own_batches = (round(median([w.samples / w.steps for w in r.windows])) for r in ranks)
-    batch = measurement.plan.batch or max(1, sum(own_batches))
-    found: Metrics = {"step": _typical_step_ms(_global_step_ms(ranks, batch))}
-    if not ranks_synchronize:
-        own = {
-            f"rank {rank.rank}": _typical_step_ms(
-                _whole_batch_ms([[window] for window in rank.windows], batch / len(ranks))
-            )
-            for rank in ranks
-        }
-        mean = fmean(own.values())
-        found = {"step": mean, "slowest": mean * _slowest_rank_ratio(ranks), **own}
-    return found
+    if ranks_synchronize:
+        return {"step": typical_step_ms(window_step_times(measurement))}
+    batch = global_batch(measurement, ranks) / len(ranks)
+    own = {
+        f"rank {rank.rank}": typical_step_ms(
+            whole_batch_step_ms([[window] for window in rank.windows], batch)
+        )
+        for rank in ranks
+    }
+    mean = fmean(own.values())
+    return {"step": mean, "slowest": mean * _slowest_rank_ratio(ranks), **own}
 
 
 def additive_metrics(measurement: Measurement) -> Metrics:
@@ -92,8 +91,7 @@ def relative_standard_error(measurement: Measurement) -> float:
     It is computed from their median absolute deviation, because a single slow window must not
     dominate it (F. R. Hampel, The Influence Curve, JASA 69, 1974).
     """
-    ranks = [rank for rank in measurement.ranks if rank.windows]
-    times = [ms for ms, _ in _global_step_ms(ranks, 1)] if ranks else []
+    times = [ms for ms, _ in window_step_times(measurement)]
     if len(times) < 2:
         return 0.0
     return float(1.25 * mad_deviation(times) / median(times) / len(times) ** 0.5)
@@ -110,59 +108,6 @@ def contended_core_fraction(measurement: Measurement) -> float:
 def ranks_with_windows(measurement: Measurement) -> list[RankSamples]:
     """Return the ranks with windows; empty if the run failed."""
     return [r for r in measurement.ranks if r.windows] if measurement.status == "ok" else []
-
-
-def _typical_step_ms(timed: Sequence[WeightedStepMs]) -> float:
-    return weighted_median([ms for ms, _ in timed], [steps for _, steps in timed])
-
-
-def _global_step_ms(ranks: Sequence[RankSamples], batch: float) -> list[WeightedStepMs]:
-    return _whole_batch_ms(list(zip(*(rank.windows for rank in ranks), strict=False)), batch)
-
-
-def _whole_batch_ms(windows: Sequence[Sequence[Window]], batch: float) -> list[WeightedStepMs]:
-    # A last batch of a few samples tells nothing about a whole one.
-    batches = [_samples(same) / same[0].steps for same in windows]
-    least = WHOLE_BATCH_FRACTION * max(batches)
-    whole = [same for same, batch_ in zip(windows, batches, strict=True) if batch_ >= least]
-    return [
-        (
-            1e3 * max(window.seconds for window in same) * batch / max(1, _samples(same)),
-            same[0].steps,
-        )
-        for same in _with_short_windows(whole)
-    ]
-
-
-def _with_short_windows(windows: Sequence[Sequence[Window]]) -> list[Sequence[Window]]:
-    """Join a shorter window that ends an epoch or a slot to the window before it.
-
-    A loader has prefetched batches at the end of an epoch and none at its beginning: after a
-    window of 20 steps, the last 4 are not typical.
-    """
-    found: list[Sequence[Window]] = []
-    longest = max(same[0].steps for same in windows)
-    for same in windows:
-        window = same[0]
-        last = found[-1][0] if found else window
-        follows = window.epoch_gap is None and window.first_step == last.first_step + last.steps
-        if follows and window.steps < longest:
-            found[-1] = [
-                dataclasses.replace(
-                    one,
-                    seconds=one.seconds + other.seconds,
-                    steps=one.steps + other.steps,
-                    samples=one.samples + other.samples,
-                )
-                for one, other in zip(found[-1], same, strict=True)
-            ]
-        else:
-            found.append(same)
-    return found
-
-
-def _samples(same: Iterable[Window]) -> int:
-    return sum(window.samples for window in same)
 
 
 def _slowest_rank_ratio(ranks: Sequence[RankSamples]) -> float:

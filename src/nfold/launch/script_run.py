@@ -18,14 +18,14 @@ import re
 import secrets
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from nfold.core.errors import StoreUnusable
 from nfold.core.machine import Machine
-from nfold.core.measurement import FailureCause, Status
+from nfold.core.measurement import FailureCause
 from nfold.core.redaction import abbreviate_home, redact_arguments, redact_text
 from nfold.core.serialization import serialize
 from nfold.core.source_location import display_path
@@ -49,26 +49,13 @@ from nfold.launch.torchrun_args import (
     parse_plan_fields,
     parse_shown_ranks,
 )
-from nfold.launch.verdict import AGENT_EXIT_CODES, HANG_TIMEOUT_HINT, determine_status
+from nfold.launch.verdict import AGENT_EXIT_CODES, HANG_TIMEOUT_HINT, Outcome, read_outcome
 
 RUNS_FOLDER = "runs"
 SHUTDOWN_TIMEOUT_S = 4  # for a checkpoint, after a rank failed or a request to stop
 STOP_GRACE_S = SHUTDOWN_TIMEOUT_S + 2.0  # for the agent, which ends its ranks first
 PROCESSES_UNDER_AGENT = 2  # for the verdict: the exit code of the root is not that of a rank
 FOLDER_VARIABLE, PLAN_VARIABLE = "NFOLD_FOLDER", "NFOLD_PLAN"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptOutcome:
-    """The outcome of a script: status, root cause, failures and remaining processes."""
-
-    status: Status
-    cause: FailureCause | None
-    failures: tuple[RankFailure, ...]
-    exit_codes: Mapping[int, int]
-    leftover_pids: tuple[int, ...]
-    detached: tuple[tuple[int, str], ...]
-    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +94,7 @@ def launch_script(
     *,
     stop: StopRequest,
     output: BinaryIO,
-) -> ScriptOutcome:
+) -> Outcome:
     """Run the script on all ranks to its end, with their output copied to ``output``.
 
     Raises StoreUnusable if the results folder cannot be written.
@@ -146,7 +133,7 @@ def launch_script(
     return outcome
 
 
-def exit_code(outcome: ScriptOutcome) -> int:
+def exit_code(outcome: Outcome) -> int:
     """Return 0 if ok, 1 if failed, 128 + signal after a request to stop."""
     if outcome.status == "interrupted" and outcome.cause and outcome.cause.signal:
         return 128 + outcome.cause.signal
@@ -205,23 +192,12 @@ def _environment(
     return {**found, **rendezvous.environment}
 
 
-def _outcome(folder: HandoffFolder, ending: TreeExit) -> ScriptOutcome:
-    failures, exits = folder.read_failures(), folder.read_exit_codes()
-    status, cause = determine_status(
-        ending, failures, exits, measured=0, processes=PROCESSES_UNDER_AGENT
-    )
+def _outcome(folder: HandoffFolder, ending: TreeExit) -> Outcome:
+    found = read_outcome(folder, ending, PROCESSES_UNDER_AGENT)
     if ending.exit_code == 0:
         # Failures before a restart do not count.
-        status, cause, failures, exits = "ok", None, [], {}
-    return ScriptOutcome(
-        status=status,
-        cause=cause,
-        failures=tuple(failures),
-        exit_codes=exits,
-        leftover_pids=ending.leftover_pids,
-        detached=ending.detached,
-        folder=folder.path,
-    )
+        return dataclasses.replace(found, status="ok", cause=None, failures=(), exit_codes={})
+    return found
 
 
 def describe_detached(detached: Sequence[tuple[int, str]]) -> str:
@@ -231,7 +207,7 @@ def describe_detached(detached: Sequence[tuple[int, str]]) -> str:
     return f"the script left processes running that it had detached: {named}; next: kill {pids}"
 
 
-def describe_outcome(outcome: ScriptOutcome) -> str:
+def describe_outcome(outcome: Outcome) -> str:
     """Return the message about a failed run: root cause, other ranks, log files."""
     cause = outcome.cause or FailureCause(text="the run ended with no error message")
     own = next((f for f in outcome.failures if f.rank == cause.rank), None)
@@ -249,7 +225,7 @@ def describe_outcome(outcome: ScriptOutcome) -> str:
     return "\n".join(lines)
 
 
-def _root_cause(outcome: ScriptOutcome, cause: FailureCause, own: RankFailure | None) -> str:
+def _root_cause(outcome: Outcome, cause: FailureCause, own: RankFailure | None) -> str:
     if outcome.status == "hung":
         return f"hung: {cause.text}"
     if own is not None and own.text == cause.text:
@@ -260,7 +236,7 @@ def _root_cause(outcome: ScriptOutcome, cause: FailureCause, own: RankFailure | 
     return cause.text
 
 
-def _others(outcome: ScriptOutcome, root: int | None) -> list[str]:
+def _others(outcome: Outcome, root: int | None) -> list[str]:
     lines = {f.rank: f"{f.text}{' (collateral)' if f.collateral else ''}" for f in outcome.failures}
     for rank, code in outcome.exit_codes.items():
         if code < 0 and code not in AGENT_EXIT_CODES:

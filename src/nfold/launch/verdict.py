@@ -6,6 +6,8 @@ import math
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import cast
 
@@ -13,11 +15,58 @@ from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat, FailureCause, R
 from nfold.core.stats import change_point, median
 from nfold.core.variant import Variant
 from nfold.engines.recorder import MIN_WINDOWS
-from nfold.launch.handoff import RankFailure
+from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.supervisor import TreeExit
 
 AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
 HANG_TIMEOUT_HINT = "next: if the rank was only busy, a longer --hang-timeout SECONDS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run ended, and the samples of its ranks.
+
+    ``cause`` is the root cause, ``failures`` are those of all ranks by time, ``detached`` the
+    processes that a script left running: id and command.
+    """
+
+    status: Status
+    cause: FailureCause | None = None
+    ranks: tuple[RankSamples, ...] = ()
+    failures: tuple[RankFailure, ...] = ()
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    leftover_pids: tuple[int, ...] = ()
+    detached: tuple[tuple[int, str], ...] = ()
+    folder: Path = Path()
+    energy_joules: float | None = None
+    caveats: tuple[Caveat, ...] = ()
+
+
+def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Outcome:
+    """Return the outcome of a run of ``processes`` ranks from its folder and how its tree ended."""
+    ranks, failures, exits = folder.read_samples(), folder.read_failures(), folder.read_exit_codes()
+    status, cause = determine_status(ending, failures, exits, len(ranks), processes)
+    return Outcome(
+        status=status,
+        cause=cause,
+        ranks=_with_peaks(ranks, failures),
+        failures=tuple(failures),
+        exit_codes=exits,
+        leftover_pids=ending.leftover_pids,
+        detached=ending.detached,
+        folder=folder.path,
+    )
+
+
+def _with_peaks(
+    ranks: Sequence[RankSamples], failures: Sequence[RankFailure]
+) -> tuple[RankSamples, ...]:
+    kept = {rank.rank: rank for rank in ranks}
+    for failure in failures:
+        if failure.peak_memory_bytes is not None:
+            samples = kept.get(failure.rank, RankSamples(rank=failure.rank, device=""))
+            kept[failure.rank] = replace(samples, peak_memory_bytes=failure.peak_memory_bytes)
+    return tuple(kept[rank] for rank in sorted(kept))
 
 
 def determine_status(

@@ -10,7 +10,6 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import psutil
 
@@ -29,23 +28,12 @@ from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, spec_for_plan
 from nfold.launch.script_run import describe_detached
 from nfold.launch.supervisor import POLL_S, Supervisor, TelemetrySession, TreeExit
-from nfold.launch.verdict import determine_status
+from nfold.launch.verdict import Outcome, read_outcome
 from nfold.launch.workload_process import run_rank, settle_sandbox
 from nfold.sandbox import needs_restore, restore_command
 
 MEASUREMENTS_FOLDER = "measurements"
 LEAVE_JOB_HINT = "next: unset RANK WORLD_SIZE, or start the ranks with torchrun"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOutcome:
-    """Status, cause and samples of the ranks of a run."""
-
-    status: Status
-    cause: FailureCause | None = None
-    ranks: tuple[RankSamples, ...] = ()
-    energy_joules: float | None = None
-    caveats: tuple[Caveat, ...] = field(default=())
 
 
 def run(
@@ -127,9 +115,7 @@ def _measurement_id(task: Task, repeat: int) -> str:
     return f"{cell}-{repeat}-{own}"
 
 
-def _outcome(
-    chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
-) -> RunOutcome:
+def _outcome(chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions) -> Outcome:
     refusals = (
         chosen.refusal_reason(variant, task.workload, task.plan)
         for variant in (task.variant, *task.interleaved_variants)
@@ -140,18 +126,18 @@ def _outcome(
         or _interleaving_refusal(chosen, task)
     )
     if reason is not None:
-        return RunOutcome(status="unsupported", cause=FailureCause(text=reason))
+        return Outcome(status="unsupported", cause=FailureCause(text=reason))
     if chosen.runs_in_parent:
         return _in_parent(chosen, task)
     if task.variant.environment(os.environ) and (in_external_job() or options.in_process):
         text = "an environment variable of the variant needs processes of its own"
-        return RunOutcome(
+        return Outcome(
             status="unsupported",
             cause=FailureCause(text=f"{text}; next: remove torchrun or --in-process"),
         )
     if task.workload.script and (in_external_job() or options.in_process):
         text = "a script needs processes of its own; next: remove torchrun or --in-process"
-        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+        return Outcome(status="unsupported", cause=FailureCause(text=text))
     if in_external_job():
         return _attached(chosen, task, folder, options)
     folder.write_task(task)
@@ -173,7 +159,7 @@ def _interleaving_refusal(chosen: Framework, task: Task) -> str | None:
     )
 
 
-def _in_parent(chosen: Framework, task: Task) -> RunOutcome:
+def _in_parent(chosen: Framework, task: Task) -> Outcome:
     world_size = chosen.process_count(task.plan)
     ranks: list[RankSamples] = []
     for rank in range(world_size):
@@ -182,8 +168,8 @@ def _in_parent(chosen: Framework, task: Task) -> RunOutcome:
             ranks.append(chosen.run_rank(seen, Observer()))
         except RunFailure as error:
             cause = FailureCause(text=str(error), rank=rank, step=error.step)
-            return RunOutcome(status=_status(error), cause=cause, ranks=tuple(ranks))
-    return RunOutcome(status="ok", ranks=tuple(ranks))
+            return Outcome(status=_status(error), cause=cause, ranks=tuple(ranks))
+    return Outcome(status="ok", ranks=tuple(ranks))
 
 
 def _status(error: RunFailure) -> Status:
@@ -191,18 +177,18 @@ def _status(error: RunFailure) -> Status:
     return status
 
 
-def _in_process(chosen: Framework, task: Task, folder: HandoffFolder) -> RunOutcome:
+def _in_process(chosen: Framework, task: Task, folder: HandoffFolder) -> Outcome:
     processes = chosen.process_count(task.plan)
     if processes != 1:
         text = f"--in-process runs one rank, the plan has {processes}; next: --devices 1"
-        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+        return Outcome(status="unsupported", cause=FailureCause(text=text))
     run_rank(folder, rank=0, world_size=1)
-    return _read_outcome(folder, TreeExit(exit_code=0), processes=1)
+    return read_outcome(folder, TreeExit(exit_code=0), processes=1)
 
 
 def _in_process_tree(
     chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
-) -> RunOutcome:
+) -> Outcome:
     processes = chosen.process_count(task.plan)
     gpus = _gpus(task)
     options.stop.abort_notice = functools.partial(_abort_notice, folder)
@@ -216,16 +202,15 @@ def _in_process_tree(
                 variant=task.variant,
             )
             ending = Supervisor(folder, launch, telemetry.options).run()
-        outcome = _read_outcome(folder, ending, processes)
+        outcome = read_outcome(folder, ending, processes)
         sandbox_caveats = settle_sandbox(folder)
     options.stop.abort_notice = str
-    return RunOutcome(
-        status=outcome.status,
-        cause=outcome.cause,
+    return dataclasses.replace(
+        outcome,
         ranks=telemetry.with_clocks(outcome.ranks, task.variant.devices or gpus),
         energy_joules=telemetry.energy_joules(outcome.ranks),
         caveats=(
-            *_leftover_process_caveats(ending),
+            *_leftover_process_caveats(outcome),
             *telemetry.caveats(outcome.ranks),
             *sandbox_caveats,
         ),
@@ -248,46 +233,25 @@ def _gpus(task: Task) -> tuple[int, ...]:
     return tuple(range(first, first + count)) if task.plan.device == "cuda" else ()
 
 
-def _attached(
-    chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions
-) -> RunOutcome:
+def _attached(chosen: Framework, task: Task, folder: HandoffFolder, options: RunOptions) -> Outcome:
     processes = chosen.process_count(task.plan)
     if processes != external_world_size():
         text = (
             f"the plan needs {processes} processes, the job that nfold was started in has "
             f"{external_world_size()}; next: --devices {external_world_size()}"
         )
-        return RunOutcome(status="unsupported", cause=FailureCause(text=text))
+        return Outcome(status="unsupported", cause=FailureCause(text=text))
     ending = run_external_rank(folder, task, options)
-    return _read_outcome(folder, ending, processes)
+    return read_outcome(folder, ending, processes)
 
 
-def _read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> RunOutcome:
-    ranks = folder.read_samples()
-    failures, exits = folder.read_failures(), folder.read_exit_codes()
-    status, cause = determine_status(ending, failures, exits, len(ranks), processes)
-    held = {failure.rank: failure.peak_memory_bytes for failure in failures}
-    return RunOutcome(status=status, cause=cause, ranks=_with_peaks(ranks, held))
-
-
-def _with_peaks(
-    ranks: tuple[RankSamples, ...], held: dict[int, int | None]
-) -> tuple[RankSamples, ...]:
-    kept = {rank.rank: rank for rank in ranks}
-    for rank, peak in held.items():
-        if peak is not None:
-            samples = kept.get(rank, RankSamples(rank=rank, device=""))
-            kept[rank] = dataclasses.replace(samples, peak_memory_bytes=peak)
-    return tuple(kept[rank] for rank in sorted(kept))
-
-
-def _leftover_process_caveats(ending: TreeExit) -> list[Caveat]:
+def _leftover_process_caveats(outcome: Outcome) -> list[Caveat]:
     texts = []
-    if ending.leftover_pids:
-        pids = ", ".join(map(str, ending.leftover_pids))
+    if outcome.leftover_pids:
+        pids = ", ".join(map(str, outcome.leftover_pids))
         texts.append(f"processes {pids} of this run were still there 5 s after SIGKILL")
-    if ending.detached:
-        texts.append(describe_detached(ending.detached))
+    if outcome.detached:
+        texts.append(describe_detached(outcome.detached))
     return [Caveat(kind="processes_left", text=text) for text in texts]
 
 

@@ -58,7 +58,7 @@ def test_a_failed_repeat_gives_no_rate() -> None:
 
 
 def test_a_step_takes_as_long_as_the_slowest_rank() -> None:
-    found = cells.step_ms(Cell(measurements=(timed([1.0, 1.0], [2.0, 2.0]),)))
+    found = cells.step_ms(Cell(measurements=(timed([1.0, 1.0], [2.0, 2.0], batch=20),)))
     assert found == Interval(200.0, 200.0, 200.0)
 
 
@@ -125,7 +125,9 @@ def test_json_of_a_measurement_has_the_promised_keys() -> None:
         rank(1, [1.0], parts=(OperationPart(name="copy", seconds=(0.5,), images=8),)),
     )
     caveat = Caveat(kind="drift", text="slower")
-    made = timed(ranks=ranks, warnings=(caveat,), folder="measurements/made", energy_joules=2.0)
+    made = timed(
+        batch=20, ranks=ranks, warnings=(caveat,), folder="measurements/made", energy_joules=2.0
+    )
     written = json.loads(json.dumps(cells.measurement_json(made)))
     assert written["id"] == "made"
     assert written["workload"] == "digits"

@@ -19,7 +19,6 @@ from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.script_run import (
     LocalRanks,
     LogFollower,
-    ScriptOutcome,
     describe_outcome,
     exit_code,
 )
@@ -30,6 +29,7 @@ from nfold.launch.torchrun_args import (
     check_target,
     parse_plan_fields,
 )
+from nfold.launch.verdict import Outcome
 
 
 def asked(**options: Any) -> TorchrunArgs:
@@ -207,7 +207,7 @@ def test_scripts_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     check_target(TorchrunArgs(script="sh", no_python=True))
 
 
-def outcome(path: Path, ending: TreeExit, *failures: RankFailure, **exits: int) -> ScriptOutcome:
+def outcome(path: Path, ending: TreeExit, *failures: RankFailure, **exits: int) -> Outcome:
     path.mkdir(exist_ok=True)
     folder = HandoffFolder(path)
     for failure in failures:
