@@ -146,6 +146,29 @@ class HostGapLocation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParameterPart:
+    """The trained parameters of a part of the model on one rank.
+
+    Attributes:
+        name: path of the module, at most two names deep.
+        checksum: of all its numbers, or before the first step of some.
+        sample: a few of its numbers.
+    """
+
+    name: str
+    checksum: str
+    sample: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterState:
+    """The trained parameters of one rank after ``step`` steps; 0 is before the first."""
+
+    step: int
+    parts: tuple[ParameterPart, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankSamples:
     """Raw samples of one rank; nothing is averaged.
 
@@ -163,6 +186,10 @@ class RankSamples:
             without epochs. Equal for ranks with the same samples.
         parameter_checksum: equal on all ranks after a correct data-parallel run.
         parameter_sample: some parameters, if gradients are known to be exchanged.
+        parameter_states: before the first step and at the end, by parts of the model.
+        batch_hashes: of the contents of the first batches of the first epoch, in order.
+        indexed_samples: (index in the data set, hash of its labels) of the first samples.
+        sampler_epochs: the epoch of a shuffling DistributedSampler at the start of every epoch.
         caveats: (kind, text) that the rank itself noticed.
     """
 
@@ -186,6 +213,10 @@ class RankSamples:
     sample_hashes: tuple[tuple[int, str], ...] = ()
     parameter_checksum: str | None = None
     parameter_sample: tuple[float, ...] = ()
+    parameter_states: tuple[ParameterState, ...] = ()
+    batch_hashes: tuple[str, ...] = ()
+    indexed_samples: tuple[tuple[int, int], ...] = ()
+    sampler_epochs: tuple[int, ...] = ()
     parameter_count: int | None = None
     caveats: tuple[tuple[str, str], ...] = ()
 

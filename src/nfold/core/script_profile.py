@@ -148,8 +148,8 @@ class ScriptProfile:
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
-            iterates over the loader), ``order on cuda``
-            or ``order on cpu`` (dimensions reordered in memory).
+            iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly),
+            ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory).
     """
 
     rank: int = 0
@@ -214,8 +214,12 @@ class ScriptProfile:
 
     @property
     def exchanges_all_gradients(self) -> bool:
-        """Return whether DDP exchanges the gradients of all parameters in every step."""
-        return self.gradient_exchanges >= 1 and sum(self.bucket_bytes) >= self.parameter_bytes > 0
+        """Return whether DDP or all-reduces exchange the gradients of all parameters in every step."""
+        if self.parallel == "ddp":
+            in_ddp = self.gradient_exchanges >= 1
+            return in_ddp and sum(self.bucket_bytes) >= self.parameter_bytes > 0
+        reduced = sum(c.bytes_per_step for c in self.collectives if c.name == "all_reduce")
+        return reduced >= self.parameter_bytes > 0
 
     @property
     def sends_fp32_gradients(self) -> bool:

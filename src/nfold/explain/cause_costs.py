@@ -10,12 +10,13 @@ from nfold.explain.advice import pytorch
 from nfold.explain.causes import CAUSES_BY_ID, Cause
 from nfold.explain.causes.cause import remaining_ms
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
-from nfold.explain.causes.work_division import SAME_SAMPLES, UndividedWorkCause
+from nfold.explain.causes.work_division import UndividedWorkCause
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import Finding, Speed
 from nfold.explain.trials import TrialResults
+from nfold.launch.training_checks import SAME_SAMPLES
 
 
 class Attribution:
@@ -33,7 +34,8 @@ class Attribution:
         self.fit = results.fit(resamples, final=final)
         self.view = self.fit.view
         actual = results.runs[design.actual()].values()
-        self.caveat_texts = {one.kind: one.text for m in actual for one in m.warnings}
+        every = [*design.probe_caveats, *(one for m in actual for one in m.warnings)]
+        self.caveat_texts = {one.kind: one.text for one in every}
         # Whether every rank processed the same samples: in the same order, or each in its own.
         same = SAME_SAMPLES in self.caveat_texts
         self.duplicated_epochs = None if same else pytorch.duplicated_epochs(design.facts)

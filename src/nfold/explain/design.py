@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nfold.core.format import pluralize
-from nfold.core.measurement import HostGapLocation, Measurement
+from nfold.core.measurement import Caveat, HostGapLocation, Measurement
 from nfold.core.plan import PREFETCH_WARMUP_FACTOR, WARMUP_STEPS, Plan
 from nfold.core.script_profile import BatchFunction, DataLoaderProfile, ScriptProfile
 from nfold.core.variant import Variant
@@ -114,7 +114,8 @@ class ExperimentDesign:
 
     ``profile`` is what a probe run found in a script, None for a workload. From the same run come
     ``step_ms``, the step time without prefetched batches; ``host_gaps_ms``, the usual host gap of
-    each rank; and ``gap_locations``, the code that each rank ran in it. ``memory_bytes`` is the
+    each rank; ``gap_locations``, the code that each rank ran in it; and ``probe_caveats``, what is
+    or may be wrong with the training. ``memory_bytes`` is the
     memory of one device, ``clock_rates`` the clocks of all devices while no rank waits. The steps
     of an operation are calls: it has no gradients and no loader. ``multi_process_failure`` is why
     a script fails with a process per device although it trains as one process.
@@ -128,6 +129,7 @@ class ExperimentDesign:
     host_gaps_ms: tuple[float, ...] = field(default=(), compare=False)
     gap_locations: tuple[tuple[HostGapLocation, ...], ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)
+    probe_caveats: tuple[Caveat, ...] = field(default=(), compare=False)
     clock_rates: tuple[GpuClockRate, ...] = field(default=(), compare=False)
     is_operation: bool = field(default=False, compare=False)
     multi_process_failure: str = field(default="", compare=False)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure, UsageError
 from nfold.core.machine import Machine
-from nfold.core.measurement import Measurement
+from nfold.core.measurement import Measurement, RankSamples
 from nfold.core.plan import LONG_STEP_S, WARMUP_STEPS, Plan
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
@@ -39,7 +39,7 @@ from nfold.explain.trials import (
     hit_time_limit,
 )
 from nfold.launch.launch_spec import StopRequest
-from nfold.launch.verdict import check_same_samples
+from nfold.launch.training_checks import TRAINING_KINDS, check_same_samples, data_sets_differ
 
 PILOT_STEPS = 30
 PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
@@ -304,6 +304,20 @@ class Experiment:
         return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
 
 
+def _with_data_division(profile: ScriptProfile, ranks: Sequence[RankSamples]) -> ScriptProfile:
+    """Return the profile with what the samples of the ranks show about a sampler without shards.
+
+    Each rank may have its part of the data as a data set of its own.
+    """
+    if profile.loader is None or profile.loader.shards_dataset is not False:
+        return profile
+    own_data = data_sets_differ(ranks)
+    if own_data is False:
+        return profile
+    loader = dataclasses.replace(profile.loader, shards_dataset=own_data)
+    return dataclasses.replace(profile, loader=loader)
+
+
 OWN_ERRORS = re.compile(
     r"\b(AttributeError|ImportError|IndentationError|KeyError"
     r"|ModuleNotFoundError|NameError|SyntaxError|TypeError|ZeroDivisionError)\b"
@@ -344,6 +358,7 @@ def probe_script(
             same = check_same_samples(first.ranks) is not None
             slices = same and 0 < profile.model_samples_per_step == share
             profile = dataclasses.replace(profile, slices_batches=slices)
+            profile = _with_data_division(profile, first.ranks)
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:
                 raise RunFailure(unknown)
@@ -442,6 +457,7 @@ def _design_from_probe(
         step_ms=_probe_step_ms(found, complete, profile, queued) if natural else None,
         host_gaps_ms=tuple(map(median, gaps)) if all(gaps) else (),
         gap_locations=gap_locations(found),
+        probe_caveats=tuple(one for one in found.warnings if one.kind in TRAINING_KINDS),
         memory_bytes=(
             machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
         ),

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -80,7 +80,7 @@ class OptimizerStepHooks:
     A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
     Optimizers that step within a backward are reported after it: its thread is no place to end a
     process. ``on_missing_step`` is called with the line of a backward if a script without a PyTorch
-    optimizer marks no step either.
+    optimizer marks no step either, ``before_first_step`` with every optimizer before its first step.
     """
 
     def __init__(
@@ -90,8 +90,11 @@ class OptimizerStepHooks:
         on_step: Callable[[Any], None],
         on_missing_step: Callable[[str | None], None],
         exchange_wait: ExchangeWait,
+        before_first_step: Callable[[Any], None],
     ) -> None:
         self._post_backward = post_backward
+        self._before_first_step = before_first_step
+        self._stepped: WeakSet[Any] = WeakSet()
         self._exchange_wait = exchange_wait
         self.on_compute = on_compute
         self._on_step = on_step
@@ -114,7 +117,7 @@ class OptimizerStepHooks:
             # In a forward, buffers are sent from rank 0, which waits for the others with gloo.
             patches.wrap(DistributedDataParallel, "_sync_buffers", self._exchange_wait.add_call)
         self._hooks = (
-            register_optimizer_step_pre_hook(lambda *_: self._before_step()),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         )
 
@@ -122,8 +125,11 @@ class OptimizerStepHooks:
         for hook in self._hooks:
             hook.remove()
 
-    def _before_step(self) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         self._step_depth += 1
+        if optimizer not in self._stepped:
+            self._stepped.add(optimizer)
+            self._before_first_step(optimizer)
 
     def _after_step(self, optimizer: Any) -> None:
         self._step_depth = max(0, self._step_depth - 1)

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler
 
 from nfold.core.errors import Unsupported
+from nfold.core.measurement import ParameterPart
 from nfold.core.script_profile import (
     SHARDED,
     BatchFunction,
@@ -28,12 +29,18 @@ from nfold.core.script_profile import (
 )
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
+from nfold.engines.torch.communication.data_parallel import (
+    SAMPLED_VALUES,
+    parameter_checksum,
+    sample_parameters,
+)
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
     DataParallelHooks,
+    calling_line,
 )
 from nfold.instrument.hooks.model_hooks import (
     HALF_PRECISIONS,
@@ -94,7 +101,9 @@ class ScriptProfiler:
         self.batch_functions = BatchFunctionHooks(
             variant, dataloaders.new_replay, dataloaders.on_batch_request
         )
-        self._forwards = ForwardObserver(self.batch_functions.on_model_input, step_hooks.on_compute)
+        self._forwards = ForwardObserver(
+            self.batch_functions.on_model_input, step_hooks.on_compute, self._on_outermost_call
+        )
         self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
         self.collectives = CollectiveHooks(variant, self._events)
         self._anomalies = AnomalyDetectionHook(variant, self._events)
@@ -143,6 +152,11 @@ class ScriptProfiler:
         module = getattr(getattr(process, "_target", None), "__module__", "")
         self.child_processes += not str(module).startswith("torch.utils.data")
         original(process)
+
+    def _on_outermost_call(self, module: nn.Module) -> None:
+        model = self._wrappers.wrapped_model(module)
+        if model is not None:
+            self._events.record_line("past_wrapper", calling_line(model))
 
     def _move_module(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._events.record_location("model")
@@ -206,6 +220,13 @@ class ScriptProfiler:
         return replicated_parameters(
             self._parallelism(), self._wrappers, self.parameters, self._events
         )
+
+    def parameter_parts(
+        self, parameters: Sequence[Tensor], *, every_number: bool
+    ) -> tuple[ParameterPart, ...]:
+        """Return the parameters by parts of the model, with checksums of all or of some numbers."""
+        models = self._wrappers.ddp or self._forwards.outermost
+        return parameter_parts(models, parameters, every_number=every_number)
 
     def on_step(self, step_input: StepInput) -> int:
         """Record a step and return its samples.
@@ -372,6 +393,41 @@ def replicated_parameters(
         return parameters
     wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
     return [parameter for parameter in parameters if id(parameter) in wrapped]
+
+
+PART_DEPTH = 2  # names in the path of a part
+PART_SAMPLES = 4  # numbers of a part
+
+
+def parameter_parts(
+    models: Sequence[nn.Module], parameters: Sequence[Tensor], *, every_number: bool
+) -> tuple[ParameterPart, ...]:
+    """Group parameters by the first names of their paths in a model.
+
+    The checksum of a part covers every number, or only some.
+    """
+    names = {
+        id(parameter): path.removeprefix("module.").split(".")[:-1]
+        for model in models
+        for path, parameter in model.named_parameters()
+    }
+    groups: dict[str, list[Tensor]] = {}
+    for parameter in parameters:
+        path = names.get(id(parameter), ["other parameters"])
+        groups.setdefault(".".join(path[:PART_DEPTH]) or "the model", []).append(parameter)
+    return tuple(
+        ParameterPart(
+            name=name,
+            checksum=parameter_checksum(own if every_number else [*map(_some_numbers, own)]),
+            sample=sample_parameters(own)[:PART_SAMPLES],
+        )
+        for name, own in groups.items()
+    )
+
+
+def _some_numbers(parameter: Tensor) -> Tensor:
+    flat = parameter.detach().flatten()
+    return flat[:: -(-flat.numel() // SAMPLED_VALUES) or 1]
 
 
 def has_process_group() -> bool:

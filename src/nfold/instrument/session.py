@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
 from nfold.core.errors import NfoldError, Unsupported
-from nfold.core.measurement import FetchStats, RankSamples
+from nfold.core.measurement import FetchStats, ParameterPart, ParameterState, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import current_user_line
@@ -95,6 +95,7 @@ class InstrumentedRun:
             self.on_optimizer_step,
             self._on_missing_step,
             exchange_wait,
+            self._before_first_step,
         )
         self._has_marks = False  # whether calls of nfold.mark_step end the steps
         self._marks_without_training = 0
@@ -122,6 +123,7 @@ class InstrumentedRun:
         )
         self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
         self._fetch_total = NO_FETCHES
+        self._initial_parts: dict[str, ParameterPart] = {}
         self._warm_up_weights: dict[str, Any] = {}
         self.devices = Devices((torch.device("cpu"),))
         self.is_leaving = False
@@ -291,12 +293,21 @@ class InstrumentedRun:
             data_bytes=sum(replay.data_bytes for replay in replays),
             parameter_count=self._profiler.parameter_count,
             **weights,
+            **self._sample_evidence(),
             caveats=oversubscription_note(self._task, profile.threads),
         )
         # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
         hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes
         hashes = tuple(entry for entry in hashes if int(entry[1], 16))
         return dataclasses.replace(samples, rank=self._task.rank, sample_hashes=hashes)
+
+    def _sample_evidence(self) -> dict[str, Any]:
+        log = self._dataloaders.sample_log
+        found: dict[str, Any] = {"sampler_epochs": log.sampler_epochs(self._dataloaders.steps)}
+        if self._task.variant.profiler_steps:
+            found["batch_hashes"] = tuple(log.batch_hashes)
+            found["indexed_samples"] = tuple(log.indexed_samples.items())
+        return found
 
     def _weight_evidence(self, profile: ScriptProfile) -> dict[str, Any]:
         """Return the checksum of parameters that must be equal on all ranks, and a sample of them.
@@ -310,7 +321,19 @@ class InstrumentedRun:
         if not parameters:
             return {}
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
-        return {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
+        found = {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
+        if self._initial_parts:
+            parts = self._profiler.parameter_parts(parameters, every_number=True)
+            begin = ParameterState(step=0, parts=tuple(self._initial_parts.values()))
+            found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
+        return found
+
+    def _before_first_step(self, optimizer: Any) -> None:
+        """Record the initial parameters of an optimizer in the probe run of several ranks."""
+        if self._task.variant.profiler_steps and self._task.world_size > 1:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for part in self._profiler.parameter_parts(parameters, every_number=False):
+                self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
         if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:

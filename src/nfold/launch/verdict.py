@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import signal
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import cast
 
-from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat, FailureCause, RankSamples, Status
+from nfold.core.measurement import Caveat, FailureCause, RankSamples, Status
 from nfold.core.stats import change_point, median
 from nfold.core.variant import Variant
 from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.supervisor import TreeExit
+from nfold.launch.training_checks import training_caveats
 
 AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
 HANG_TIMEOUT_HINT = "next: if the rank was only busy, a longer --hang-timeout SECONDS"
@@ -161,7 +160,6 @@ def _exit_code_cause(ending: TreeExit, exits: Mapping[int, int]) -> FailureCause
 SLOW_RANK_FRACTION = 0.10
 SLOW_WINDOW_FRACTION = 0.8
 DRIFT_FRACTION = 0.05
-ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32
 
 
 def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -> list[Caveat]:
@@ -172,57 +170,12 @@ def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -
     trained = variant is None or variant.preserves_training
     reported = [Caveat(kind=kind, text=text) for rank in ranks for kind, text in rank.caveats]
     found = [
-        check_same_samples(ranks) if trained else None,
-        check_parameters(ranks) if trained else None,
+        *(training_caveats(ranks) if trained else ()),
         check_window_count(ranks),
         check_drift(ranks),
         check_slow_rank(ranks),
     ]
     return [*dict.fromkeys(reported), *(caveat for caveat in found if caveat is not None)]
-
-
-def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Return a caveat if two ranks had the same samples: the work was not divided."""
-    hashes = Counter(entry for rank in ranks for entry in rank.sample_hashes[:1] if entry[0])
-    if not any(times > 1 for times in hashes.values()):
-        return None
-    text = "ranks were fed the same samples: the work was not divided, images/s counts copies"
-    return Caveat(kind="same_samples", text=text)
-
-
-def check_parameters(ranks: Sequence[RankSamples]) -> Caveat | None:
-    """Return a caveat if the ranks end with different parameters.
-
-    Either gradients were not exchanged, or each rank changes its parameters in another way, or the
-    ranks differ by rounding only.
-    """
-    sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
-    if len(sums) < 2:
-        return None
-    difference = _parameter_difference([rank.parameter_sample for rank in ranks])
-    if difference is None:
-        text = f"parameters differ between ranks at the end: {NO_GRADIENT_EXCHANGE}"
-        return Caveat(kind="parameters_differ", text=text)
-    if difference <= ROUNDING_TOLERANCE:
-        text = (
-            f"parameters of ranks differ by rounding ({difference:.0e} of them), though gradients are "
-            "exchanged: each rank adds something of its own and takes it away again, or adds in "
-            "another order; next: broadcast them now and then in long training"
-        )
-        return Caveat(kind="rounded_apart", text=text)
-    text = (
-        f"parameters differ between ranks at the end by {difference:.0e} of them, though gradients are "
-        "exchanged: each rank changes them in its own way (noise, another learning rate)"
-    )
-    return Caveat(kind="parameters_differ", text=text)
-
-
-def _parameter_difference(samples: Sequence[Sequence[float]]) -> float | None:
-    if not all(samples) or len({len(one) for one in samples}) > 1:
-        return None
-    size = math.sqrt(fmean(number**2 for one in samples for number in one))
-    widest = max(max(numbers) - min(numbers) for numbers in zip(*samples, strict=True))
-    return widest / size if size > 0 and math.isfinite(widest / size) else None
 
 
 def check_window_count(ranks: Sequence[RankSamples]) -> Caveat | None:

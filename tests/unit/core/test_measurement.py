@@ -22,6 +22,8 @@ from nfold.core.measurement import (
     HostGapLocation,
     Measurement,
     OperationPart,
+    ParameterPart,
+    ParameterState,
     RankSamples,
     Window,
     cell_id,
@@ -88,6 +90,12 @@ RANK = RankSamples(
     sample_hashes=((80, "00ff"),),
     parameter_checksum="abcd",
     parameter_sample=(0.5, -1e-9),
+    parameter_states=(
+        ParameterState(step=50, parts=(ParameterPart(name="head", checksum="ab", sample=(0.5,)),)),
+    ),
+    batch_hashes=("0f", "1e"),
+    indexed_samples=((3, 77),),
+    sampler_epochs=(0, 1),
     parameter_count=8490,
     caveats=(("few_windows", "only one"),),
 )

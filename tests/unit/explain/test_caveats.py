@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from explaining import HOST, ladder
-from nfold.core.measurement import Caveat, Measurement, RankSamples, Window
-from nfold.core.script_profile import ScriptProfile, SourceLocation
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat, Measurement, RankSamples, Window
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.workload import Workload
 from nfold.explain.advice.caveats import (
     AVERAGED_RARELY,
@@ -16,7 +16,7 @@ from nfold.explain.advice.caveats import (
     NOTICEABLE_FRACTION,
     OPTIMIZER_IN_BACKWARD,
     OVERHEAD_MS,
-    PARAMETERS_DIFFER,
+    PAST_WRAPPER,
     collect_caveats,
     find_training_errors,
     short_step_caveats,
@@ -25,6 +25,7 @@ from nfold.explain.causes.host_processes import ThreadsCause
 from nfold.explain.design import Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.trials import TrialResults
+from nfold.launch.training_checks import PARAMETERS_DIFFER, REPEATED_SAMPLES, SAME_ORDER
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,18 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
-        (ScriptProfile(), "they differ"),
-        (ScriptProfile(parallel="ddp"), "they differ"),
-        (ScriptProfile(parallel="other", steps_in_backward=True), "they differ"),
+        (
+            ScriptProfile(),
+            f"{NO_GRADIENT_EXCHANGE}; next: wrap the model in DistributedDataParallel",
+        ),
+        (ScriptProfile(parallel="ddp"), NO_GRADIENT_EXCHANGE),
+        (
+            ScriptProfile(
+                parallel="ddp",
+                source_locations={"past_wrapper": (SourceLocation(line="train.py:7"),)},
+            ),
+            PAST_WRAPPER.format("train.py:7"),
+        ),
         (ScriptProfile(parallel="ddp", steps_in_backward=True), OPTIMIZER_IN_BACKWARD),
         (ScriptProfile(parallel="none", process_group=True), AVERAGED_RARELY.format("")),
         (ScriptProfile(parallel="ddp", comm_hook="post_localSGD"), AVERAGED_RARELY.format("")),
@@ -108,12 +118,21 @@ def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> No
         ),
     ],
 )
-def test_steps_before_ddp_has_sent_gradients_are_why_ranks_differ(
-    seen: ScriptProfile, why: str
-) -> None:
+def test_why_gradients_are_not_exchanged(seen: ScriptProfile, why: str) -> None:
     assert find_training_errors(
-        {PARAMETERS_DIFFER: "they differ", "unsteady": "no error"}, None, seen
+        {PARAMETERS_DIFFER: NO_GRADIENT_EXCHANGE, "unsteady": "no error"}, None, seen
     ) == (why,)
     assert find_training_errors({"unsteady": "no error"}, "all of the data", seen) == (
         "all of the data",
     )
+
+
+def test_training_errors_name_the_line_and_the_next_step() -> None:
+    loader = DataLoaderProfile(num_workers=2, created_at="train.py:9")
+    seen = ScriptProfile(parallel="ddp", loader=loader)
+    texts = {REPEATED_SAMPLES: "twice", SAME_ORDER: "one order", PARAMETERS_DIFFER: "initial"}
+    parameters, repeated, order = find_training_errors(texts, None, seen)
+    assert parameters == "initial"
+    assert repeated.startswith("train.py:9: each of the 2 loader workers")
+    assert "get_worker_info" in repeated
+    assert order == "train.py:9: one order"

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nfold.core.format import pluralize
-from nfold.core.measurement import Caveat
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
 from nfold.explain.advice import pytorch
 from nfold.explain.causes import applicable_causes
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.host_processes import has_too_many_threads
-from nfold.explain.causes.work_division import SAME_SAMPLES
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
 from nfold.explain.estimate.uncertainty import MIN_DEGREES_OF_FREEDOM
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, LowerBound
 from nfold.explain.trials import TrialResults, UnstableKind
+from nfold.launch.training_checks import (
+    AUGMENTED_COPIES,
+    ERROR_KINDS,
+    PARAMETERS_DIFFER,
+    REPEATED_SAMPLES,
+    SAME_ORDER,
+)
 
-PARAMETERS_DIFFER = "parameters_differ"
-TRAINING_ERROR_KINDS = (SAME_SAMPLES, PARAMETERS_DIFFER)
 OPTIMIZER_IN_BACKWARD = (
     "parameters differ between ranks at the end: optimizers step in parameter hooks during backward, "
     "before DistributedDataParallel all-reduces the gradients, so every rank trains on its own; "
@@ -31,8 +35,12 @@ AVERAGED_RARELY = (
     "gradients in every step, or, if ranks average their parameters every few steps, add "
     "nfold.mark_step() after the average{} and once before the training loop"
 )
+PAST_WRAPPER = (
+    "gradients are not exchanged, parameters differ between ranks: {} calls the model past its "
+    "DistributedDataParallel; next: call the wrapped model there"
+)
 # Runs are short on purpose, and slow ranks have a row.
-SHOWN_ELSEWHERE = (*TRAINING_ERROR_KINDS, "few_windows", "slow_rank")
+SHOWN_ELSEWHERE = (*ERROR_KINDS, "few_windows", "slow_rank")
 MANY_THREADS = "many_threads"
 
 UNSTABLE_TEXTS: dict[UnstableKind, str] = {
@@ -53,16 +61,38 @@ def find_training_errors(
     caveat_texts: Mapping[str, str], duplicated_epochs: str | None, profile: ScriptProfile
 ) -> tuple[str, ...]:
     """Return the errors among the caveats, given by kind, and that of undivided epochs."""
-    why = {}
-    if profile.parallel == "ddp" and profile.steps_in_backward:
-        why = {PARAMETERS_DIFFER: OPTIMIZER_IN_BACKWARD}
-    elif _may_average_rarely(profile):
-        line = profile.most_frequent_line("collective")
-        why = {PARAMETERS_DIFFER: AVERAGED_RARELY.format(f" ({line})" if line else "")}
     found = [
-        why.get(kind, text) for kind, text in caveat_texts.items() if kind in TRAINING_ERROR_KINDS
+        _explain_error(kind, caveat_texts[kind], profile)
+        for kind in ERROR_KINDS
+        if kind in caveat_texts
     ]
     return (*found, *filter(None, [duplicated_epochs]))
+
+
+def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
+    """Return the error with the line that causes it and the next step, if they are known."""
+    loader = pytorch.training_loader(profile)
+    if kind == REPEATED_SAMPLES and loader.num_workers > 1:
+        text = (
+            f"each of the {loader.num_workers} loader workers yields all samples of the rank: {text}; "
+            "next: divide them by torch.utils.data.get_worker_info() in the data set"
+        )
+    if kind in (REPEATED_SAMPLES, SAME_ORDER):
+        return pytorch.at_location(loader.created_at, text)
+    if kind != PARAMETERS_DIFFER:
+        return text
+    if profile.parallel == "ddp" and profile.steps_in_backward:
+        return OPTIMIZER_IN_BACKWARD
+    if NO_GRADIENT_EXCHANGE not in text:
+        return text
+    past_wrapper = profile.most_frequent_line("past_wrapper")
+    if past_wrapper is not None:
+        return PAST_WRAPPER.format(past_wrapper)
+    if _may_average_rarely(profile):
+        line = profile.most_frequent_line("collective")
+        return AVERAGED_RARELY.format(f" ({line})" if line else "")
+    wrap = "" if profile.parallel == "ddp" else "; next: wrap the model in DistributedDataParallel"
+    return f"{text}{wrap}"
 
 
 def _may_average_rarely(profile: ScriptProfile) -> bool:
@@ -88,6 +118,8 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     known = results.caveats()
+    if all(one.kind != AUGMENTED_COPIES for one in known):
+        yield from (one for one in design.probe_caveats if one.kind == AUGMENTED_COPIES)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

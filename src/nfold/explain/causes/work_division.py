@@ -10,7 +10,6 @@ from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples, smallest
 from nfold.explain.metrics import slow_clock_advice
 
-SAME_SAMPLES = "same_samples"  # the kind of the caveat, from hashes of the samples of each rank
 SLOW_RANK_RATIO = 1.02  # of the slowest rank's step over that of the next
 
 

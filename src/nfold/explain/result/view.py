@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nfold.core.format import join_words, pluralize
-from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
@@ -62,7 +61,8 @@ CAUSE_NAMES = {
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
 BUDGETS_S = (180, 600, 1800, 3600)
-NOT_UNCERTAIN = ("would_have_written",)
+TO_CHECK = ("augmented_copies",)  # caveats of which only the author knows whether they are faults
+NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +126,8 @@ def build_view(
     change = _first_change(budget, costs)
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
-    if any(NO_GRADIENT_EXCHANGE in text for text in budget.training_errors):
-        notices.append("Next: wrap the model in DistributedDataParallel.")
+    checks = (one for one in budget.caveats if one.kind in TO_CHECK)
+    notices += [f"Check: {one.text}." for one in checks]
     basis = "measured" if change is not None and change.measured else "not measured"
     return ExplanationView(
         title=_title(budget),

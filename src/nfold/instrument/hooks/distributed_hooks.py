@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+from nfold.core.source_location import frame_line, is_user_code
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.data_parallel import NO_BUFFER_SYNC
@@ -77,6 +79,13 @@ class DataParallelHooks:
 
     def on_step(self) -> None:
         self._forwards = 0
+
+    def wrapped_model(self, module: nn.Module) -> nn.Module | None:
+        """Return the model that a DDP wraps and ``module`` is part of, or None."""
+        if isinstance(module, DistributedDataParallel):
+            return None
+        models: list[nn.Module] = [wrapped.module for wrapped in self.ddp]
+        return next((m for m in models if any(part is module for part in m.modules())), None)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the first DDP, and the GPUs of the first DataParallel."""
@@ -156,6 +165,15 @@ class DataParallelHooks:
             hook = default_hooks.fp16_compress_hook if fp16 else default_hooks.allreduce_hook
             state = None
         self._hooks[id(module)] = state, hook
+
+
+def calling_line(model: nn.Module) -> str | None:
+    """Return the innermost line of user code that is not in a method of the model or its parts."""
+    parts = {id(part) for part in model.modules()}
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        if is_user_code(frame.f_code.co_filename) and id(frame.f_locals.get("self")) not in parts:
+            return frame_line(frame)
+    return None
 
 
 ORIGINAL_REGISTER_COMM_HOOK = DistributedDataParallel.register_comm_hook

@@ -51,15 +51,18 @@ FORWARD_LISTENERS: list[Callable[[], None]] = []
 class ForwardObserver(ModuleCallHooks):
     """Observes the calls of modules that train.
 
-    ``on_model_input`` gets the inputs of each outermost module; ``on_forward`` is called before it.
+    ``on_model_input`` gets the inputs of each outermost module; ``on_forward`` is called before it,
+    and ``on_outermost`` with it.
     """
 
     def __init__(
         self,
         on_model_input: Callable[[Any], None] = lambda _: None,
         on_forward: Callable[[], None] = lambda: None,
+        on_outermost: Callable[[nn.Module], None] = lambda _: None,
     ) -> None:
         super().__init__()
+        self._on_outermost = on_outermost
         self._on_model_input = on_model_input
         self._on_forward = on_forward
         self._outermost: dict[int, nn.Module] = {}
@@ -113,6 +116,7 @@ class ForwardObserver(ModuleCallHooks):
         self._record_precision(args)
         if self._depth == 1 and is_training(module):
             self.model = self._outermost[id(module)] = module
+            self._on_outermost(module)
             self._on_forward()
             samples = sample_count(args)
             self._count_samples(module, args, samples)

@@ -19,6 +19,8 @@ from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
 TensorFunction = Callable[[Tensor], Tensor]
 NO_ATTRIBUTE_TYPES = (Tensor, Mapping, list, tuple, nn.Module, type)
 HASHED_VALUES = 256  # values per sample, evenly spaced
+MAX_INDEXED_SAMPLES = 4096  # of a rank: enough that two ranks share some of a million
+LABEL_BYTES = 4  # of the hash of a sample's labels
 
 
 def iter_tensors(batch: Any) -> Iterator[Tensor]:
@@ -85,29 +87,65 @@ def _map_nested(batch: Any, change: TensorFunction) -> Any:
     return batch
 
 
-def sample_hash(batch: Any, indices: Any) -> int:
-    """Return the sum over samples of a hash of each: of its index, if known, and its labels.
+class SampleLog:
+    """Hashes of the samples and batches of a data set in its first epoch, within the warm-up."""
 
-    ``indices`` are the indices of the samples, any value for a whole batch, or None. Labels are
-    integers of one dimension: two ranks may augment the same sample differently. Without labels, or
-    if all are equal, every tensor counts.
+    def __init__(self) -> None:
+        self.batch_hashes: list[str] = []
+        self.indexed_samples: dict[int, int] = {}
+        self._epochs: list[tuple[int, int | None]] = []  # steps before, epoch of the sampler
+
+    def begin_epoch(self, steps: int, sampler_epoch: int | None) -> None:
+        self._epochs.append((steps, sampler_epoch))
+
+    def sampler_epochs(self, steps: int) -> tuple[int, ...]:
+        """Return the sampler's epoch of every pass in which there was a step."""
+        ends = [*(begin for begin, _ in self._epochs[1:]), steps]
+        passes = zip(self._epochs, ends, strict=False)
+        return tuple(e for (begin, e), end in passes if e is not None and end > begin)
+
+    def record(self, batch: Any, indices: Any) -> int:
+        """Record a batch; return the sum over samples of a hash of each: of its index and labels.
+
+        ``indices`` are the indices of the samples, any value for a whole batch, or None.
+        """
+        digests, index_list = _sample_digests(batch), list[object]()
+        with suppress(TypeError):
+            index_list = [] if isinstance(indices, str) else list(indices)
+        if digests and len(self._epochs) <= 1:
+            self.batch_hashes.append(_content_hash(batch))
+            for index, digest in zip(index_list, digests, strict=False):
+                if isinstance(index, int) and len(self.indexed_samples) < MAX_INDEXED_SAMPLES:
+                    self.indexed_samples[index] = int.from_bytes(digest[:LABEL_BYTES], "big")
+        total = 0
+        for row, digest in enumerate(digests):
+            index = repr(index_list[row]).encode() if row < len(index_list) else b""
+            total += int.from_bytes(hashlib.blake2b(index + digest, digest_size=8).digest(), "big")
+        return total
+
+
+def _sample_digests(batch: Any) -> list[bytes]:
+    """Return a digest of the labels of each sample.
+
+    Labels are integers of one dimension: two ranks may augment the same sample differently. Without
+    labels, or if all are equal, every tensor counts.
     """
-    count, index_list = sample_count(batch), list[object]()
-    with suppress(TypeError):
-        index_list = [] if isinstance(indices, str) else list(indices)
+    count = sample_count(batch)
     samples = [_to_host(t) for t in iter_tensors(batch) if t.dim() and len(t) == count]
     labels = [t for t in samples if not t.is_floating_point() and t.dim() == 1]
     labels = [t for t in labels if len(t) > 1 and bool((t != t[0]).any())]
     rows = [_row_bytes(tensor) for tensor in labels or samples] if count else []
-    total = 0
-    for row in range(count if rows else 0):
-        digest = hashlib.blake2b(digest_size=8)
-        if row < len(index_list):
-            digest.update(repr(index_list[row]).encode())
-        for content in rows:
-            digest.update(content[row])
-        total += int.from_bytes(digest.digest(), "big")
-    return total
+    contents = zip(*rows, strict=True)
+    return [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in contents]
+
+
+def _content_hash(batch: Any) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in iter_tensors(batch):
+        host = _to_host(tensor)
+        for content in _row_bytes(host if host.dim() else host[None]):
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -23,10 +23,10 @@ from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import (
     BatchReplay,
     DeviceTransferTracker,
+    SampleLog,
     iter_tensors,
     on_device,
     sample_count,
-    sample_hash,
 )
 from nfold.instrument.input.epoch_passes import (
     CREATION_LINES_ATTRIBUTE,
@@ -87,6 +87,7 @@ class DataLoaderHook:
         self._last_loader: Any = None
         self._workers_active = False
         self._pending: dict[int, StepInput] = {}
+        self._sample_logs: WeakIdentityDict[SampleLog] = WeakIdentityDict()
         self._nested = NestedLoaders()
         self.in_warm_up = True
         self.steps = 0
@@ -120,6 +121,18 @@ class DataLoaderHook:
     @property
     def companion_loaders(self) -> tuple[Any, ...]:
         return self._companions.all
+
+    @property
+    def sample_log(self) -> SampleLog:
+        """The samples of the loader that feeds the training."""
+        return self._sample_log(self.loader.dataset) if self.loader is not None else SampleLog()
+
+    def _sample_log(self, dataset: Any) -> SampleLog:
+        log = self._sample_logs.get(dataset)
+        if log is None:
+            log = SampleLog()
+            self._sample_logs.put(dataset, log)
+        return log
 
     def feeds_epochs(self, loader: Any) -> bool:
         """Return whether steps followed on the loader's batches, so that its passes are epochs."""
@@ -162,6 +175,7 @@ class DataLoaderHook:
             self.listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
         iterator = InstrumentedIterator(loader, lambda: original_iter(loader), self)
         iterator.epoch_pass.steps_before = self.steps
+        self._sample_log(loader.dataset).begin_epoch(self.steps, shuffled_epoch(loader))
         if self._replay_for(loader):
             self.prepare(loader)
         else:
@@ -262,7 +276,8 @@ class DataLoaderHook:
         step_input.batches += 1
         step_input.wait_s += wait_s
         if self.in_warm_up:
-            step_input.sample_hash += sample_hash(batch, iterator.take_indices())
+            log = self._sample_log(iterator.loader.dataset)
+            step_input.sample_hash += log.record(batch, iterator.take_indices())
             iterator.first_batch = batch if iterator.first_batch is None else iterator.first_batch
             self.transfers.record_batch(batch)
             if isinstance(iterator.loader, MarkedBatches):
@@ -405,6 +420,14 @@ def batch_size_of(loader: Any) -> int | None:
     sizes = (sampler.batch_size for sampler in samplers_of(loader) if _has_batch_size(sampler))
     size = next(sizes, loader.batch_size)
     return size if isinstance(size, int) else None
+
+
+def shuffled_epoch(loader: Any) -> int | None:
+    """Return the epoch of the loader's DistributedSampler, None without one that shuffles."""
+    for sampler in (script_sampler(loader.sampler), *samplers_of(loader)):
+        if isinstance(sampler, DistributedSampler):
+            return sampler.epoch if sampler.shuffle else None
+    return None
 
 
 def samplers_of(loader: Any) -> Iterator[Any]:

@@ -14,10 +14,10 @@ from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
     BatchReplay,
+    SampleLog,
     iter_tensors,
     map_tensors,
     sample_count,
-    sample_hash,
 )
 
 REPLAYED = Variant(input="replayed")
@@ -126,7 +126,7 @@ def test_mapped_batch_has_the_same_structure() -> None:
 def _hash(change: Callable[[Any, Any], Any], indices: Any) -> int:
     images = torch.arange(24.0).reshape(4, 6)
     labels = torch.tensor([1, 2, 3, 1])
-    return sample_hash(change(images, labels), indices)
+    return SampleLog().record(change(images, labels), indices)
 
 
 def test_hash_depends_on_index_and_label_only() -> None:

@@ -16,10 +16,10 @@ import nfold
 from instrumented import CLASSES, FEATURES, dataset, instrumented, model, script_task
 from nfold.core.variant import Variant
 from nfold.instrument.input.batch_tensors import (
+    SampleLog,
     iter_tensors,
     map_tensors,
     sample_count,
-    sample_hash,
 )
 
 
@@ -57,8 +57,8 @@ def test_attributes_of_an_object_are_its_batch(collate: Callable[[Any], Any]) ->
     assert not changed.inputs.any()
     assert not changed.targets[0].any()
     assert batch.inputs.any()
-    assert sample_hash(batch, None) == sample_hash(collate(SAMPLES), None)
-    assert sample_hash(batch, None) != sample_hash(collate(SAMPLES[1:]), None)
+    assert SampleLog().record(batch, None) == SampleLog().record(collate(SAMPLES), None)
+    assert SampleLog().record(batch, None) != SampleLog().record(collate(SAMPLES[1:]), None)
 
 
 def test_objects_without_a_batch_are_unchanged() -> None:
