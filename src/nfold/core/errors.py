@@ -83,6 +83,14 @@ class Unsupported(RunFailure):
     status = "unsupported"
 
 
+class EndedEarly(Unsupported):
+    """A script ended by itself after too few steps; it left its training loop at ``left_at``."""
+
+    def __init__(self, message: str, *, step: int, left_at: str | None = None) -> None:
+        self.left_at = left_at
+        super().__init__(message, step=step)
+
+
 class OutOfMemory(RunFailure):
     """``peak_memory_bytes`` was allocated at that time."""
 

@@ -190,6 +190,9 @@ class RankSamples:
         batch_hashes: of the contents of the first batches of the first epoch, in order.
         indexed_samples: (index in the data set, hash of its labels) of the first samples.
         sampler_epochs: the epoch of a shuffling DistributedSampler at the start of every epoch.
+        batches_per_epoch: length of the DataLoader that feeds the training, None if unknown.
+        left_at: where a script that ended by itself left its training loop, empty if unknown; None
+            if nfold ended it.
         caveats: (kind, text) that the rank itself noticed.
     """
 
@@ -217,6 +220,8 @@ class RankSamples:
     batch_hashes: tuple[str, ...] = ()
     indexed_samples: tuple[tuple[int, int], ...] = ()
     sampler_epochs: tuple[int, ...] = ()
+    batches_per_epoch: int | None = None
+    left_at: str | None = None
     parameter_count: int | None = None
     caveats: tuple[tuple[str, str], ...] = ()
 
@@ -258,6 +263,7 @@ class FailureCause:
     """Why a measurement is not ``ok``: a sentence, and the rank and step where it began.
 
     ``stalled_s`` is the time since the last step of a run that reached its time limit.
+    ``out_of_step``: ranks wait for each other in different places.
     """
 
     text: str
@@ -265,6 +271,7 @@ class FailureCause:
     step: int | None = None
     signal: int | None = None
     stalled_s: float | None = None
+    out_of_step: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import Finding, Speed
 from nfold.explain.trials import TrialResults
-from nfold.launch.training_checks import SAME_SAMPLES
+from nfold.launch.training_checks import OUT_OF_STEP, SAME_SAMPLES
 
 
 class Attribution:
@@ -36,6 +36,8 @@ class Attribution:
         actual = results.runs[design.actual()].values()
         every = [*design.probe_caveats, *(one for m in actual for one in m.warnings)]
         self.caveat_texts = {one.kind: one.text for one in every}
+        if results.out_of_step:
+            self.caveat_texts[OUT_OF_STEP] = results.out_of_step
         # Whether every rank processed the same samples: in the same order, or each in its own.
         same = SAME_SAMPLES in self.caveat_texts
         self.duplicated_epochs = None if same else pytorch.duplicated_epochs(design.facts)

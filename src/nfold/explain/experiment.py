@@ -224,6 +224,8 @@ class Experiment:
             while trial not in self.results.runs:
                 if trial in self.results.reasons:
                     reason = self.results.reasons.pop(trial)
+                    if self.results.out_of_step:
+                        raise RunFailure(f"wrong training: {self.results.out_of_step}")
                     if self.stop or trial in self._retried:
                         raise RunFailure(f"{trial}: {reason}; nothing can be explained")
                     self._retried.add(trial)
@@ -245,7 +247,8 @@ class Experiment:
         missing = [trial for trial in group if self._needs_run(trial, number)]
         seconds, new = self.results.expected_seconds(missing), not self.results.has(missing[:1])
         remaining_s = (OVERRUN_FACTOR if new else 1) * self.time_budget.remaining_s
-        if missing and not self.stop and seconds <= remaining_s:
+        ended = self.stop or self.results.out_of_step
+        if missing and not ended and seconds <= remaining_s:
             self._measure(missing, number, self.time_budget.remaining_s + seconds)
         return any(number in self.results.runs.get(trial, {}) for trial in group)
 
@@ -281,7 +284,8 @@ class Experiment:
         for trial, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
             measured = ok and bool(trial.metrics(measurement))
-            if len(trials) > 1 and not measured and (ok or not self.stop):
+            retry = not self.results.note_out_of_step(measurement) and (ok or not self.stop)
+            if len(trials) > 1 and not measured and retry:
                 self._not_interleaved.add(trial)
             else:
                 self.results.add(trial, number, measurement)
@@ -402,6 +406,8 @@ def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
         (runner.options.results / str(failed.folder) / f"rank-{rank}.log").absolute()
     )
     printed = f"; its output: {log}" if failed.folder else ""
+    if failed.cause is not None and failed.cause.out_of_step:
+        return f"wrong training: {text}{printed}"
     what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
     return f"{what}{_probe_hint(failed)}{printed}"
 
@@ -409,8 +415,11 @@ def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
 def _fails_in_any_process(failed: Measurement) -> bool:
     """Return whether another way to start the script cannot help: it has an error of its own."""
     text = failure_text(failed)
-    return failed.status == "unsupported" or (
-        failed.status == "crashed" and OWN_ERRORS.search(text) is not None
+    out_of_step = failed.cause is not None and failed.cause.out_of_step
+    return (
+        out_of_step
+        or failed.status == "unsupported"
+        or (failed.status == "crashed" and OWN_ERRORS.search(text) is not None)
     )
 
 

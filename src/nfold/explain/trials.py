@@ -60,12 +60,14 @@ class TrialResults:
     """Measurements by trial and round.
 
     ``reasons`` holds why a trial has no measurement. ``stalled_s`` are the seconds without a step
-    after which a run was ended as hung.
+    after which a run was ended as hung. ``out_of_step``: where ranks waited for each other, if they
+    did; further runs would end there too.
     """
 
     runs: dict[Trial, dict[int, Measurement]] = field(default_factory=dict)
     reasons: dict[Trial, str] = field(default_factory=dict)
     stalled_s: dict[Trial, float] = field(default_factory=dict)
+    out_of_step: str = ""
 
     def add(self, trial: Trial, number: int, measurement: Measurement) -> None:
         """Add the measurement of round ``number``; if it failed, the trial is not run again."""
@@ -76,6 +78,12 @@ class TrialResults:
         cause = measurement.cause
         if cause is not None and cause.step and cause.stalled_s:
             self.stalled_s[trial] = cause.stalled_s
+
+    def note_out_of_step(self, measurement: Measurement) -> bool:
+        """Note where the ranks of a run waited for each other; return whether any run's did."""
+        if measurement.cause is not None and measurement.cause.out_of_step:
+            self.out_of_step = self.out_of_step or measurement.cause.text
+        return bool(self.out_of_step)
 
     def is_done(self, trial: Trial, number: int) -> bool:
         """Return whether the trial has a measurement of this round, or a reason."""

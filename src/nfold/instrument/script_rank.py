@@ -6,6 +6,7 @@ their effect.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import time
@@ -19,7 +20,7 @@ from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nfold.core.errors import NfoldError, RunFailure, Unsupported
+from nfold.core.errors import EndedEarly, NfoldError, RunFailure, Unsupported
 from nfold.core.import_hooks import call_after_import
 from nfold.core.measurement import RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
@@ -116,8 +117,9 @@ def _finish_early(task: Task, runs: list[InstrumentedRun], observer: Observer) -
         raise run.refusal
     if run.timed_steps < MIN_TIMED_STEPS:
         counts = (run.steps, run.warmup_steps, run.child_processes)
-        raise Unsupported(too_few_steps_message(name, *counts, MIN_TIMED_STEPS), step=run.steps)
-    samples = run.samples()
+        message = too_few_steps_message(name, *counts, MIN_TIMED_STEPS)
+        raise EndedEarly(message, step=run.steps, left_at=run.left_at)
+    samples = dataclasses.replace(run.samples(), left_at=run.left_at or "")
     if has_process_group():
         observer.exit_process(samples)
     run.uninstall()

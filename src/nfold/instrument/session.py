@@ -35,6 +35,7 @@ from nfold.instrument.hooks.distributed_hooks import install_spawn_hooks
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
+from nfold.instrument.input.epoch_passes import length_or_none
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
 from nfold.instrument.optimizer_steps import (
     OptimizerStepHooks,
@@ -137,6 +138,11 @@ class InstrumentedRun:
     @property
     def timed_steps(self) -> int:
         return self.steps - self.warmup_steps
+
+    @property
+    def left_at(self) -> str | None:
+        """The line where the script left the last pass over its loader before its end."""
+        return self._dataloaders.left_at
 
     @property
     def child_processes(self) -> int:
@@ -303,7 +309,13 @@ class InstrumentedRun:
 
     def _sample_evidence(self) -> dict[str, Any]:
         log = self._dataloaders.sample_log
-        found: dict[str, Any] = {"sampler_epochs": log.sampler_epochs(self._dataloaders.steps)}
+        found: dict[str, Any] = {
+            "sampler_epochs": log.sampler_epochs(self._dataloaders.steps),
+            # Under Join ranks may have unequal numbers of batches.
+            "batches_per_epoch": (
+                None if self._profiler.uses_join else length_or_none(self._dataloaders.loader)
+            ),
+        }
         if self._task.variant.profiler_steps:
             found["batch_hashes"] = tuple(log.batch_hashes)
             found["indexed_samples"] = tuple(log.indexed_samples.items())

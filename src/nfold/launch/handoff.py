@@ -66,7 +66,11 @@ class HeartbeatRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """Why a rank failed: a measurement status, one sentence and the traceback."""
+    """Why a rank failed: a measurement status, one sentence and the traceback.
+
+    ``location`` is the line of the user's code, of the error or, if the rank ``has_left`` its training
+    loop too early, of that.
+    """
 
     rank: int
     status: str
@@ -76,6 +80,8 @@ class RankFailure:
     monotonic_ns: int = 0
     traceback: str = ""
     peak_memory_bytes: int | None = None
+    location: str = ""
+    has_left: bool = False
 
 
 class HandoffFolder:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from nfold.core.errors import Collateral, NfoldError, RunFailure
+from nfold.core.errors import Collateral, EndedEarly, NfoldError, RunFailure
 from nfold.launch.handoff import RankFailure
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -36,17 +36,20 @@ ERROR_LINE = re.compile(r"\s*([\w.]*(Error|Exception)|ERROR|Fatal)\b")
 
 @contextmanager
 def stacks_on_signal(file: Path) -> Iterator[None]:
-    """Write the Python stacks of all threads to ``file`` on ``STACK_SIGNAL``."""
+    """Write the Python stacks of all threads to ``file`` on ``STACK_SIGNAL``, and if one aborts."""
     with file.open("w") as stacks:
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+        faulthandler.enable(file=stacks, all_threads=True)
         try:
             yield
         finally:
             faulthandler.unregister(STACK_SIGNAL)
+            faulthandler.disable()
 
 
 STACK_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 LIBRARY_FOLDER = f"{os.path.dirname(os.__file__)}{os.sep}"
+NESTED = ("wrapper", "inner")  # functions of PyTorch that call what the user called
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
@@ -62,7 +65,7 @@ def find_current_call(stack_file: Path) -> str | None:
         location = f"{os.path.basename(path)}:{line}"
         call = f"{function} ({location})" if function else location
         if "-packages/torch/" in path:
-            function = name if name != "wrapper" and not name.startswith("_") else function
+            function = function if name in NESTED or name.startswith("_") else name
         elif path.startswith(OWN_FOLDER):
             own = own or call
         elif "-packages/" in path or not path.startswith((LIBRARY_FOLDER, "<")):
@@ -97,6 +100,8 @@ def build_failure(
         monotonic_ns=time.monotonic_ns(),
         traceback="".join(traceback.format_exception(error)),
         peak_memory_bytes=getattr(error, "peak_memory_bytes", None),
+        location=(error.left_at if isinstance(error, EndedEarly) else location) or "",
+        has_left=isinstance(error, EndedEarly),
     )
 
 

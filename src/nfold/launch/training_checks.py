@@ -21,9 +21,13 @@ AUGMENTED_COPIES = "augmented_copies"
 REPEATED_SAMPLES = "repeated_samples"
 SAME_ORDER = "same_order"
 PARAMETERS_DIFFER = "parameters_differ"
-ERROR_KINDS = (PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
+OUT_OF_STEP = "out_of_step"
+UNEQUAL_EPOCHS = "unequal_epochs"
+ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
 """Caveats that make a training wrong, the most serious first."""
-TRAINING_KINDS = (*ERROR_KINDS, AUGMENTED_COPIES)
+TO_CHECK = (AUGMENTED_COPIES, UNEQUAL_EPOCHS)
+"""Caveats of which only the author knows whether they are faults."""
+TRAINING_KINDS = (*ERROR_KINDS, *TO_CHECK)
 ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32
 MIN_BATCHES = 6  # of a rank, to recognise that batches repeat
 REPEATED_FRACTION = 0.8  # of the batches of a rank
@@ -34,6 +38,7 @@ SAME_LABEL_FRACTION = 0.8  # of shared samples: fewer equal labels are chance
 def training_caveats(ranks: Sequence[RankSamples]) -> list[Caveat]:
     """Return what is wrong, or may be wrong, with the training of these ranks."""
     checks: tuple[Callable[[Sequence[RankSamples]], Caveat | None], ...] = (
+        check_epoch_lengths,
         check_same_samples,
         check_augmented_copies,
         check_repeated_batches,
@@ -41,6 +46,34 @@ def training_caveats(ranks: Sequence[RankSamples]) -> list[Caveat]:
         check_parameters,
     )
     return [caveat for check in checks if (caveat := check(ranks)) is not None]
+
+
+def check_epoch_lengths(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """Return a caveat if ranks make unequal numbers of steps in an epoch.
+
+    A loop over epochs then hangs at the end of the first; one that counts steps does not.
+    """
+    lengths = {rank.rank: rank.batches_per_epoch for rank in ranks}
+    if None in lengths.values() or len(ranks) < 2:
+        return None
+    if len(set(lengths.values())) > 1:
+        named = join_words([f"{batches:,} on rank {rank}" for rank, batches in lengths.items()])
+        text = (
+            f"ranks have unequal numbers of batches in an epoch ({named}): a loop over epochs hangs at "
+            "the end of the first; next: drop_last=True and a DistributedSampler, or Join"
+        )
+        return Caveat(kind=UNEQUAL_EPOCHS, text=text)
+    for starts in zip(*(rank.epoch_starts for rank in ranks), strict=False):
+        if len(set(starts)) > 1:
+            named = join_words(
+                [f"{s} on rank {r.rank}" for s, r in zip(starts, ranks, strict=True)]
+            )
+            text = (
+                f"ranks are out of step: an epoch begins with step {named}, so one of them skips a "
+                "step or makes one more; the others wait for it for ever when it has ended"
+            )
+            return Caveat(kind=OUT_OF_STEP, text=text)
+    return None
 
 
 def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:

@@ -14,10 +14,12 @@ from nfold.core.stats import change_point, median
 from nfold.core.variant import Variant
 from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import HandoffFolder, RankFailure
+from nfold.launch.rank_lifecycle import find_current_call
 from nfold.launch.supervisor import TreeExit
 from nfold.launch.training_checks import training_caveats
 
 AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
+SAME_STEPS = "next: equal numbers of steps on all ranks, and no collective on one rank alone"
 HANG_TIMEOUT_HINT = "next: if the rank was only busy, a longer --hang-timeout SECONDS"
 
 
@@ -45,6 +47,14 @@ def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Out
     """Return the outcome of a run of ``processes`` ranks from its folder and how its tree ended."""
     ranks, failures, exits = folder.read_samples(), folder.read_failures(), folder.read_exit_codes()
     status, cause = determine_status(ending, failures, exits, len(ranks), processes)
+    if cause is not None and not ending.is_hung_rank_stopped:
+        places = rank_places(folder, ranks, failures)
+        if are_out_of_step(status, cause, places, failures):
+            text = (
+                f"ranks are out of step: {'; '.join(place.text for place in places)}; {SAME_STEPS}"
+            )
+            cause = replace(cause, text=text, out_of_step=True)
+            status = "hung" if status == "unsupported" else status
     return Outcome(
         status=status,
         cause=cause,
@@ -55,6 +65,61 @@ def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Out
         detached=ending.detached,
         folder=folder.path,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """Where a rank was when its run ended: the line or call, empty if unknown, and its steps."""
+
+    rank: int
+    step: int
+    location: str = ""
+    has_left: bool = False
+
+    @property
+    def text(self) -> str:
+        """``rank 0 is in all_reduce (train.py:54) after step 102``."""
+        where = f"is in {self.location}"
+        if self.has_left:
+            where = f"has left the training loop{f' at {self.location}' if self.location else ''}"
+        return f"rank {self.rank} {where} after step {self.step}"
+
+
+def rank_places(
+    folder: HandoffFolder, ranks: Sequence[RankSamples], failures: Sequence[RankFailure]
+) -> list[RankPlace]:
+    """Return the places of all ranks of this node that are known."""
+    left = {samples.rank: samples.left_at for samples in ranks}
+    failed = {failure.rank: failure for failure in failures}
+    found = []
+    for rank, beat in folder.read_heartbeats().items():
+        location, has_left = find_current_call(folder.stack_file(rank)) or "", False
+        if rank in failed:
+            location, has_left = failed[rank].location, failed[rank].has_left
+        elif (left_at := left.get(rank)) is not None:
+            location, has_left = left_at, True
+        if location or has_left:
+            place = RankPlace(rank=rank, step=beat.step, location=location, has_left=has_left)
+            found.append(place)
+    return found
+
+
+def are_out_of_step(
+    status: Status,
+    cause: FailureCause,
+    places: Sequence[RankPlace],
+    failures: Sequence[RankFailure],
+) -> bool:
+    """Return whether ranks wait for each other in different places.
+
+    That shows as a hang, as an abort of gloo, or as a rank that ends while others need it.
+    """
+    if len({(place.location, place.has_left) for place in places}) < 2:
+        return False
+    if status == "killed":
+        return cause.signal == signal.SIGABRT
+    left = [failure for failure in failures if failure.has_left]
+    return status == "hung" or (bool(left) and len(left) < len(places))
 
 
 def _with_peaks(

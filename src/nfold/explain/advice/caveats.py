@@ -18,11 +18,11 @@ from nfold.explain.estimate.uncertainty import MIN_DEGREES_OF_FREEDOM
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, LowerBound
 from nfold.explain.trials import TrialResults, UnstableKind
 from nfold.launch.training_checks import (
-    AUGMENTED_COPIES,
     ERROR_KINDS,
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
+    TO_CHECK,
 )
 
 OPTIMIZER_IN_BACKWARD = (
@@ -105,7 +105,7 @@ def collect_caveats(
 ) -> Iterator[Caveat]:
     """Yield all caveats of the trials that are not training errors."""
     fewest = min(results.ended_early(), key=lambda short: short[0], default=None)
-    if fewest is not None:
+    if fewest is not None and not results.out_of_step:
         steps, name, cause = fewest
         text = f"some trials have {steps} timed steps"
         if cause is not None:
@@ -118,8 +118,8 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     known = results.caveats()
-    if all(one.kind != AUGMENTED_COPIES for one in known):
-        yield from (one for one in design.probe_caveats if one.kind == AUGMENTED_COPIES)
+    kinds = {one.kind for one in known}
+    yield from (one for one in design.probe_caveats if one.kind in {*TO_CHECK} - kinds)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

@@ -61,7 +61,8 @@ CAUSE_NAMES = {
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
 BUDGETS_S = (180, 600, 1800, 3600)
-TO_CHECK = ("augmented_copies",)  # caveats of which only the author knows whether they are faults
+# Caveats of which only the author knows whether they are faults.
+TO_CHECK = ("augmented_copies", "unequal_epochs")
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 

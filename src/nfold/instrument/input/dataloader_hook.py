@@ -93,6 +93,7 @@ class DataLoaderHook:
         self.steps = 0
         self.epochs_completed = 0
         self.first_waits_s: list[float] = []
+        self.left_at: str | None = None
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         def wrap_iter(original: Any) -> Any:
@@ -300,6 +301,10 @@ class DataLoaderHook:
         if ended and self.feeds_epochs(loader):
             self.epochs_completed += 1
             self.listener.on_pass_end()
+
+    def on_pass_abandoned(self, loader: Any, line: str | None) -> None:
+        if self.feeds_epochs(loader):
+            self.left_at = line
 
     def take_step_input(self) -> StepInput:
         self.steps += 1

@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from nfold.core.errors import Unsupported
-from nfold.core.source_location import find_user_frame, frame_line
+from nfold.core.source_location import current_user_line, find_user_frame, frame_line
 
 # attribute of an iterator: indices of the batches on their way
 INDICES_ATTRIBUTE = "_nfold_indices"
@@ -42,6 +42,9 @@ class BatchProvider(Protocol):
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
 
     def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None: ...
+
+    def on_pass_abandoned(self, loader: Any, line: str | None) -> None:
+        """Handle that the script left a pass at a line before its end."""
 
 
 class InstrumentedIterator:
@@ -80,6 +83,11 @@ class InstrumentedIterator:
         self.epoch_pass.batches += 1
         self._provider.on_batch(self, batch, time.perf_counter() - start)
         return batch
+
+    def __del__(self) -> None:
+        # A for loop deletes its iterator at the break, or at the statement that raises.
+        if "epoch_pass" in vars(self) and not self.epoch_pass.is_over:
+            self._provider.on_pass_abandoned(self.loader, current_user_line())
 
     def __len__(self) -> int:
         return len(self.loader)
