@@ -19,6 +19,7 @@ from nfold.launch.training_checks import (
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
+    SAME_SAMPLES,
     TRAINING_KINDS,
     data_sets_differ,
 )
@@ -52,6 +53,7 @@ def probed(results: Path, kind: str) -> tuple[Measurement, HandoffFolder]:
         ("initial", PARAMETERS_DIFFER, "initial weights of backbone.0 and head differ"),
         ("past-wrapper", PARAMETERS_DIFFER, "gradients were not exchanged"),
         ("repeated", REPEATED_SAMPLES, "the same samples 2 times"),
+        ("same-batches", SAME_SAMPLES, "all ranks make the same random batches"),
         ("one-order", SAME_ORDER, "sampler.set_epoch(epoch) is not called"),
         pytest.param(
             "views", AUGMENTED_COPIES, "each with its own augmentation", marks=pytest.mark.slow

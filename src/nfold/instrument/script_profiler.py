@@ -61,6 +61,7 @@ from nfold.instrument.hooks.runtime_hooks import (
     is_sparse,
 )
 from nfold.instrument.input.batch_functions import BatchFunctionHooks
+from nfold.instrument.input.batch_tensors import content_hash
 from nfold.instrument.input.dataloader_hook import (
     DataLoaderHook,
     StepInput,
@@ -102,7 +103,7 @@ class ScriptProfiler:
             variant, dataloaders.new_replay, dataloaders.on_batch_request
         )
         self._forwards = ForwardObserver(
-            self.batch_functions.on_model_input, step_hooks.on_compute, self._on_outermost_call
+            self._on_model_input, step_hooks.on_compute, self._on_outermost_call
         )
         self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
         self.collectives = CollectiveHooks(variant, self._events)
@@ -115,6 +116,7 @@ class ScriptProfiler:
         self.fetch_timer = FetchTimer()
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
+        self.model_input_hashes: list[str] = []
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._model_counts: list[int] = []
@@ -152,6 +154,11 @@ class ScriptProfiler:
         module = getattr(getattr(process, "_target", None), "__module__", "")
         self.child_processes += not str(module).startswith("torch.utils.data")
         original(process)
+
+    def _on_model_input(self, inputs: Any) -> None:
+        self.batch_functions.on_model_input(inputs)
+        if self._task.variant.profiler_steps:
+            self.model_input_hashes.append(content_hash(inputs))
 
     def _on_outermost_call(self, module: nn.Module) -> None:
         model = self._wrappers.wrapped_model(module)

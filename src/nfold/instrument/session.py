@@ -317,7 +317,8 @@ class InstrumentedRun:
             ),
         }
         if self._task.variant.profiler_steps:
-            found["batch_hashes"] = tuple(log.batch_hashes)
+            hashes = log.batch_hashes or self._profiler.model_input_hashes
+            found["batch_hashes"] = tuple(hashes)
             found["indexed_samples"] = tuple(log.indexed_samples.items())
         return found
 

@@ -78,6 +78,9 @@ def check_epoch_lengths(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
     """Return a caveat if two ranks had the same samples: the work was not divided."""
+    if _make_equal_batches(ranks):
+        text = "all ranks make the same random batches; next: seed them by rank"
+        return Caveat(kind=SAME_SAMPLES, text=text)
     if not _have_equal_samples(ranks) or _contents_differ(ranks):
         return None
     text = "ranks were fed the same samples: the work was not divided, images/s counts copies"
@@ -101,6 +104,16 @@ def check_augmented_copies(ranks: Sequence[RankSamples]) -> Caveat | None:
 def _have_equal_samples(ranks: Sequence[RankSamples]) -> bool:
     hashes = Counter(entry for rank in ranks for entry in rank.sample_hashes[:1] if entry[0])
     return any(times > 1 for times in hashes.values())
+
+
+def _make_equal_batches(ranks: Sequence[RankSamples]) -> bool:
+    """Return whether ranks without a DataLoader make equal batches, one after the other.
+
+    A single batch that is used in every step is synthetic data.
+    """
+    batches = {rank.batch_hashes for rank in ranks}
+    several = len(ranks) > 1 and all(len(set(own)) >= MIN_BATCHES for own in batches)
+    return several and len(batches) == 1 and not any(rank.sample_hashes for rank in ranks)
 
 
 def _contents_differ(ranks: Sequence[RankSamples]) -> bool:

@@ -65,6 +65,14 @@ elif kind == "one-order":
     sampler = DistributedSampler(TensorDataset(x[:256], y[:256]))
     loader = DataLoader(TensorDataset(x[:256], y[:256]), 8, sampler=sampler)
 
+
+def random_batches():
+    for _ in range(1000):
+        yield torch.rand(8, 16), torch.randint(10, (8,))
+
+
+if kind == "same-batches":
+    loader = random_batches()
 model = Classifier()
 if kind == "thawed":
     model.backbone.requires_grad_(False)

@@ -87,6 +87,13 @@ def test_same_samples_with_the_same_contents_are_an_error() -> None:
     assert kinds(rank(0, **same), rank(1, **same)) == {SAME_SAMPLES}
 
 
+def test_batches_that_all_ranks_make_alike() -> None:
+    batches = tuple("abcdefgh")
+    assert kinds(rank(0, batch_hashes=batches), rank(1, batch_hashes=batches)) == {SAME_SAMPLES}
+    synthetic = ("a",) * 8
+    assert not kinds(rank(0, batch_hashes=synthetic), rank(1, batch_hashes=synthetic))
+
+
 def test_same_samples_with_other_augmentation_may_be_intended() -> None:
     one = {"sample_hashes": SAMPLES, "batch_hashes": ("a", "b")}
     other = {"sample_hashes": SAMPLES, "batch_hashes": ("c", "d")}

@@ -113,7 +113,7 @@ class SampleLog:
         with suppress(TypeError):
             index_list = [] if isinstance(indices, str) else list(indices)
         if digests and len(self._epochs) <= 1:
-            self.batch_hashes.append(_content_hash(batch))
+            self.batch_hashes.append(content_hash(batch))
             for index, digest in zip(index_list, digests, strict=False):
                 if isinstance(index, int) and len(self.indexed_samples) < MAX_INDEXED_SAMPLES:
                     self.indexed_samples[index] = int.from_bytes(digest[:LABEL_BYTES], "big")
@@ -139,7 +139,8 @@ def _sample_digests(batch: Any) -> list[bytes]:
     return [hashlib.blake2b(b"".join(row), digest_size=8).digest() for row in contents]
 
 
-def _content_hash(batch: Any) -> str:
+def content_hash(batch: Any) -> str:
+    """Return a hash of the tensors of a batch in their order."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in iter_tensors(batch):
         host = _to_host(tensor)
