@@ -23,6 +23,7 @@ from nfold.engines.base import Observer, Phase
 from nfold.instrument import epoch_boundaries, run_length
 from nfold.instrument.hooks.patches import TrainerDetector
 from nfold.instrument.input.dataloader_hook import LoaderOverrides
+from nfold.instrument.rank_environment import AffinityHook
 from nfold.instrument.session import InstrumentedRun
 
 FEATURES, CLASSES = 8, 4
@@ -96,7 +97,7 @@ def script_task(variant: Variant | None = None, world_size: int = 1, **changes: 
 def instrumented(training: Callable[[], object], task: Any) -> RecordingObserver:
     """Run a training in an instrumented rank, until its steps are made or it ends."""
     observer = RecordingObserver()
-    run = InstrumentedRun(task, observer, TrainerDetector(1))
+    run = InstrumentedRun(task, observer, TrainerDetector(1), AffinityHook())
     run.install()
     try:
         training()

@@ -46,6 +46,11 @@ def probed(results: Path, kind: str) -> tuple[Measurement, HandoffFolder]:
     return found, HandoffFolder(results / str(found.folder))
 
 
+def line_number(script: Path, line: str) -> int:
+    """Return the number of the first line with this text."""
+    return [one.strip() for one in script.read_text().splitlines()].index(line) + 1
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "text"),
     [
@@ -69,18 +74,23 @@ def test_an_error_is_found_in_the_probe_run(
     assert text in caveat.text
     if kind == "past-wrapper":
         line = folder.read_profiles()[0].most_frequent_line("past_wrapper")
-        number = (
-            WRONG.read_text()
-            .splitlines()
-            .index("            loss = wrapped.module.loss(inputs, targets)")
-        )
-        assert str(line).endswith(f"{WRONG.name}:{number + 1}")
+        number = line_number(WRONG, "loss = wrapped.module.loss(inputs, targets)")
+        assert str(line).endswith(f"{WRONG.name}:{number}")
 
 
 def test_ranks_with_data_of_their_own_are_healthy(tmp_path: Path) -> None:
     found, _ = probed(tmp_path, "own-data")
     assert not [one for one in found.warnings if one.kind in TRAINING_KINDS]
     assert data_sets_differ(found.ranks)
+
+
+def test_who_binds_all_ranks_to_one_core_is_recorded(tmp_path: Path) -> None:
+    _, folder = probed(tmp_path, "bound")
+    first, second = folder.read_profiles()
+    assert first.core_ids == second.core_ids
+    assert len(first.core_ids) == 1
+    number = line_number(WRONG, "os.sched_setaffinity(0, {first_core})")
+    assert str(first.most_frequent_line("affinity")).endswith(f"{WRONG.name}:{number}")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +104,10 @@ def test_ranks_with_data_of_their_own_are_healthy(tmp_path: Path) -> None:
 def test_ranks_out_of_step_are_reported_at_once(
     tmp_path: Path, kind: str, places: tuple[str, ...]
 ) -> None:
-    lines = [line.strip() for line in OUT_OF_STEP.read_text().splitlines()]
     numbers = {
-        "break": lines.index("break") + 1,
-        "forward": len(lines) - lines[::-1].index("model(x)"),
-        "all_reduce": lines.index("dist.all_reduce(torch.zeros(1))") + 1,
+        "break": line_number(OUT_OF_STEP, "break"),
+        "forward": line_number(OUT_OF_STEP, "model(x)  # alone"),
+        "all_reduce": line_number(OUT_OF_STEP, "dist.all_reduce(torch.zeros(1))"),
     }
     done = subprocess.run(
         [

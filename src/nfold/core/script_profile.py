@@ -142,13 +142,16 @@ class ScriptProfile:
         alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
             and freed its cache.
         child_processes: without workers of loaders.
+        core_ids: that the process is bound to; ``shared_cores`` is the number of those of all ranks
+            together, if they are fewer than ranks, else 0.
         uses_join: trains under PyTorch's Join: ranks may have unequal numbers of batches.
         slices_batches: each rank gets the same batches and computes its part of them.
         fixed_batch_error: error of the script with batches of another size.
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
-            iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly),
+            iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
+            (binds the process to cores),
             ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory).
     """
 
@@ -198,6 +201,8 @@ class ScriptProfile:
     channels_last: bool = False
     model_calls_hooked: bool = False
     threads: int = 1
+    core_ids: tuple[int, ...] = ()
+    shared_cores: int = 0
     peak_memory_bytes: int | None = None
     alloc_retries: float = 0.0
     trace: TraceSummary | None = None

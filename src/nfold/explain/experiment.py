@@ -363,6 +363,9 @@ def probe_script(
             slices = same and 0 < profile.model_samples_per_step == share
             profile = dataclasses.replace(profile, slices_batches=slices)
             profile = _with_data_division(profile, first.ranks)
+            cores = {core for one in profiles for core in one.core_ids}
+            shared = len(cores) if 0 < len(cores) < len(profiles) else 0
+            profile = dataclasses.replace(profile, shared_cores=shared)
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:
                 raise RunFailure(unknown)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
+from nfold.core.source_location import current_user_call
 from nfold.engines.base import Task
 from nfold.engines.rank_process import pin_to_cores
+from nfold.instrument.hooks.patches import Patches
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
@@ -36,6 +38,20 @@ TORCHRUN_VARIABLES = (
 # host:port at which replicas, which have no common process group, can form one
 RENDEZVOUS_VARIABLE = "NFOLD_MEETING"
 LOOPBACK = "127.0.0.1"
+
+
+class AffinityHook:
+    """Records the line that last bound this process to cores, and the line of a package there."""
+
+    def __init__(self) -> None:
+        self.line: tuple[str | None, str | None] = (None, None)
+
+    def install(self, patches: Patches) -> None:
+        patches.wrap(os, "sched_setaffinity", self._set_affinity)
+
+    def _set_affinity(self, original: Callable[..., None], pid: int, cores: Iterable[int]) -> None:
+        self.line = current_user_call()
+        original(pid, cores)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,7 +78,7 @@ from nfold.instrument.input.epoch_passes import (
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
 from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
-from nfold.instrument.rank_environment import computes_slice
+from nfold.instrument.rank_environment import AffinityHook, computes_slice
 
 
 class ScriptProfiler:
@@ -91,6 +92,7 @@ class ScriptProfiler:
         step_optimizer: StepOptimizer,
         step_hooks: OptimizerStepHooks,
         trainers: TrainerDetector,
+        affinity: AffinityHook,
     ) -> None:
         self._task = task
         self._variant = variant
@@ -98,6 +100,7 @@ class ScriptProfiler:
         self._step_optimizer = step_optimizer
         self._step_hooks = step_hooks
         self._trainers = trainers
+        self._affinity = affinity
         self._events = EventCounter()
         self.batch_functions = BatchFunctionHooks(
             variant, dataloaders.new_replay, dataloaders.on_batch_request
@@ -316,6 +319,7 @@ class ScriptProfiler:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
+        self._events.record_line("affinity", *self._affinity.line)
         loader, batch_function = None, self.batch_functions.batch_function
         if isinstance(dataloaders.loader, MarkedBatches):
             batch_function = marked_function(dataloaders.loader)
@@ -352,6 +356,7 @@ class ScriptProfiler:
             compiled=has_compiled_code(),
             detects_anomalies=self._anomalies.enabled,
             threads=torch.get_num_threads(),
+            core_ids=tuple(sorted(getattr(os, "sched_getaffinity", lambda _: ())(0))),
             uses_join=self.uses_join,
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),

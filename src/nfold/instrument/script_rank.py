@@ -29,7 +29,7 @@ from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
 from nfold.instrument.hooks import patches
 from nfold.instrument.hooks.patches import BatchFunctionDecorator, Patches, TrainerDetector
-from nfold.instrument.rank_environment import has_own_world, rank_environment
+from nfold.instrument.rank_environment import AffinityHook, has_own_world, rank_environment
 
 if TYPE_CHECKING:
     from nfold.instrument.session import InstrumentedRun
@@ -45,15 +45,18 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
     decorator = BatchFunctionDecorator(task.replay_hints.function_keys)
 
+    affinity, affinity_patches = AffinityHook(), Patches()
+
     def instrument(_torch: ModuleType) -> None:
         from nfold.instrument.session import InstrumentedRun
 
-        runs.append(InstrumentedRun(task, observer, trainers))
+        runs.append(InstrumentedRun(task, observer, trainers, affinity))
         runs[0].install()
 
     children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
         children.install()
+        affinity.install(affinity_patches)
         decorator.install()
         call_after_import(
             {
@@ -63,6 +66,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
             }
         )
         _execute_script(task, runs, decorator)
+        affinity_patches.undo()
     decorator.uninstall()
     children.uninstall()
     return _finish_early(task, runs, observer)

@@ -43,7 +43,7 @@ from nfold.instrument.optimizer_steps import (
     StepOptimizer,
 )
 from nfold.instrument.profilers import StackSampler
-from nfold.instrument.rank_environment import oversubscription_note
+from nfold.instrument.rank_environment import AffinityHook, oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
 
@@ -51,7 +51,13 @@ from nfold.instrument.script_profiler import ScriptProfiler
 class InstrumentedRun:
     """Counts and times the steps of one rank's script, and ends the process after the last."""
 
-    def __init__(self, task: Task, observer: Observer, trainer_detector: TrainerDetector) -> None:
+    def __init__(
+        self,
+        task: Task,
+        observer: Observer,
+        trainer_detector: TrainerDetector,
+        affinity: AffinityHook,
+    ) -> None:
         self._task = task
         self._observer = observer
         self._patches, self._warm_up_patches = Patches(), Patches()
@@ -114,6 +120,7 @@ class InstrumentedRun:
             self._step_optimizer,
             self._step_hooks,
             trainer_detector,
+            affinity,
         )
         self._interleaver = ScriptInterleaver(
             task,

@@ -1,6 +1,7 @@
 """Two ranks whose training is wrong, or looks so, in the way that the first argument names."""
 
 # mypy: ignore-errors
+import os
 import sys
 
 import torch
@@ -16,6 +17,9 @@ from torch.utils.data import (
 )
 
 kind = sys.argv[1]
+if kind == "bound":
+    first_core = min(os.sched_getaffinity(os.getppid()))
+    os.sched_setaffinity(0, {first_core})
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 

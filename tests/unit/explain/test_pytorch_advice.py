@@ -174,3 +174,19 @@ def test_layout_copies_inside_a_library_have_no_advice() -> None:
 )
 def test_code_to_type_is_separated_from_words(advice: str, code: str, note: str) -> None:
     assert pytorch.split_code(advice) == (code, note.lstrip(" ,"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (None, "all ranks and their loader workers are bound to one core: restore"),
+        (SourceLocation(line="train.py:3"), "train.py:3: all ranks and their loader workers"),
+        (
+            SourceLocation(line="train.py:3", package_line="bindlib/core.py:7"),
+            "bound to one core by bindlib/core.py:7",
+        ),
+    ],
+)
+def test_who_bound_all_ranks_to_one_core_is_named(line: SourceLocation | None, said: str) -> None:
+    seen = ScriptProfile(shared_cores=1, source_locations={"affinity": (line,)} if line else {})
+    assert said in pytorch.restore_affinity(seen)

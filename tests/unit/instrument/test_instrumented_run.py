@@ -36,6 +36,7 @@ from nfold.engines.torch.devices import Devices
 from nfold.explain.design import SHORT_EPOCHS, Trial, over_short_epochs
 from nfold.instrument import epoch_boundaries, run_length, session
 from nfold.instrument.hooks.patches import TrainerDetector
+from nfold.instrument.rank_environment import AffinityHook
 
 
 def test_run_ends_after_its_steps() -> None:
@@ -98,7 +99,7 @@ def test_end_of_the_warm_up_keeps_other_patches() -> None:
     )
     own = [(torch.Tensor, "item"), (torch.cuda, "synchronize"), (torch, "set_num_threads")]
     before = [getattr(*place) for place in own]
-    found = session.InstrumentedRun(asked, RecordingObserver(), TrainerDetector(1))
+    found = session.InstrumentedRun(asked, RecordingObserver(), TrainerDetector(1), AffinityHook())
     found.install()
     found._warm_up_patches.undo()
     during = [getattr(*place) for place in own]

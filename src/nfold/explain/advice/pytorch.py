@@ -245,6 +245,18 @@ def reduce_host_contention(profile: ScriptProfile) -> str:
     return text
 
 
+def restore_affinity(profile: ScriptProfile) -> str:
+    """Advise on processes that something has bound to too few cores."""
+    found = profile.most_frequent("affinity")
+    cores = "one core" if profile.shared_cores == 1 else f"{profile.shared_cores} cores"
+    who = f" by {found.package_line}" if found is not None and found.package_line else ""
+    return at_location(
+        profile.most_frequent_line("affinity"),
+        f"all ranks and their loader workers are bound to {cores}{who}: restore "
+        "os.sched_setaffinity() after that",
+    )
+
+
 def limit_threads(profile: ScriptProfile, count: int) -> str:
     """Return the code or the variable that limits the threads of a rank."""
     where = profile.most_frequent_line("threads")

@@ -101,6 +101,8 @@ class ThreadsCause(Cause):
         return {pytorch.limit_threads(design.facts, fewer): design.actual("real", threads=fewer)}
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        if design.facts.shared_cores:
+            return pytorch.restore_affinity(design.facts)
         if self.fixes(design):
             return next(iter(self.fixes(design)))
         if design.plan.device == "cpu":
