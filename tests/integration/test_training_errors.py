@@ -97,7 +97,8 @@ def test_who_binds_all_ranks_to_one_core_is_recorded(tmp_path: Path) -> None:
     ("kind", "places"),
     [
         ("leaves", ("rank 0 is in ", "rank 1 has left the training loop at {}:{break}")),
-        ("evaluates", ("rank 0 is in forward ({}:{forward})", "rank 1 is in ")),
+        # Which of its collectives meets which of rank 1 is chance.
+        ("evaluates", ("rank 0 is in ", "rank 1 is in ")),
         ("skips", ("rank 0 is in ", "rank 1 is in all_reduce ({}:{all_reduce})")),
     ],
 )
@@ -106,7 +107,6 @@ def test_ranks_out_of_step_are_reported_at_once(
 ) -> None:
     numbers = {
         "break": line_number(OUT_OF_STEP, "break"),
-        "forward": line_number(OUT_OF_STEP, "model(x)  # alone"),
         "all_reduce": line_number(OUT_OF_STEP, "dist.all_reduce(torch.zeros(1))"),
     }
     done = subprocess.run(

@@ -36,7 +36,7 @@ for epoch in range(1000):
             model.eval()
             model(x)
             model.train()
-            model(x)  # alone
+            model(x)
             dist.barrier()
     if kind == "leaves" and rank == 1:
         break
