@@ -47,6 +47,8 @@ from nfold.instrument.hooks.model_hooks import (
     HALF_PRECISIONS,
     ForwardObserver,
     ModelCompiler,
+    RecompilationCheck,
+    compiled_graphs,
     install_channels_last,
 )
 from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
@@ -120,6 +122,7 @@ class ScriptProfiler:
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
         self.model_input_hashes: list[str] = []
+        self.recompilation = RecompilationCheck()
         self._batches: list[int] = []
         self._counts: list[int] = []
         self._model_counts: list[int] = []
@@ -196,7 +199,7 @@ class ScriptProfiler:
     @property
     def may_compile(self) -> bool:
         """Return whether the second step may compile too: a batch of another shape does."""
-        return bool(self._variant.current.compiled) or has_compiled_code()
+        return bool(self._variant.current.compiled) or compiled_graphs() > 0
 
     def on_first_step(self) -> None:
         if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
@@ -250,6 +253,7 @@ class ScriptProfiler:
             counted = step_input.samples if fed else self._samples_per_step
             return counted // self._slices if any(self._counts) else 1
         self._model_counts.append(self._forwards.take_sample_count())
+        self.recompilation.on_step()
         self._batches.append(step_input.batches)
         self._counts.append(step_input.samples if fed else self._model_counts[-1])
         self.batch_functions.on_step()
@@ -353,7 +357,7 @@ class ScriptProfiler:
             autocast=forwards.autocast,
             channels_last=forwards.channels_last,
             model_calls_hooked=forwards.keeps_hooks,
-            compiled=has_compiled_code(),
+            compiled=compiled_graphs() > 0,
             detects_anomalies=self._anomalies.enabled,
             threads=torch.get_num_threads(),
             core_ids=tuple(sorted(getattr(os, "sched_getaffinity", lambda _: ())(0))),
@@ -516,11 +520,6 @@ def marked_function(marked: MarkedBatches) -> BatchFunction:
     return BatchFunction(
         names=(CALL_NAME,), defined_at=marked.marked_at, on_device=marked.on_device
     )
-
-
-def has_compiled_code() -> bool:
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["stats"]["unique_graphs"])
 
 
 def precision_of(parameters: Sequence[Tensor], autocast: str | None) -> str:

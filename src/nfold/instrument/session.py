@@ -307,7 +307,10 @@ class InstrumentedRun:
             parameter_count=self._profiler.parameter_count,
             **weights,
             **self._sample_evidence(),
-            caveats=oversubscription_note(self._task, profile.threads),
+            caveats=(
+                *oversubscription_note(self._task, profile.threads),
+                *self._profiler.recompilation.caveats(),
+            ),
         )
         # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
         hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes

@@ -61,8 +61,8 @@ CAUSE_NAMES = {
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
 BUDGETS_S = (180, 600, 1800, 3600)
-# Caveats of which only the author knows whether they are faults.
-TO_CHECK = ("augmented_copies", "unequal_epochs")
+# Caveats that stand below the headline: of most only the author knows whether they are faults.
+TO_CHECK = ("augmented_copies", "unequal_epochs", "recompilation")
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from nfold.core.errors import Unsupported
+from nfold.core.source_location import display_filename
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import iter_tensors, sample_count
 
@@ -214,6 +217,42 @@ class ModelCompiler(ModuleCallHooks):
 
 def _is_wrapper(module: nn.Module) -> bool:
     return any(cls.__name__ in WRAPPER_CLASSES for cls in type(module).__mro__)
+
+
+MIN_STEPS_COMPILED = 4  # in which something is compiled, of the steps after the first ones
+FIRST_STEPS = 2  # may compile anyway
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+class RecompilationCheck:
+    """Notices code that torch.compile compiles again in every step."""
+
+    def __init__(self) -> None:
+        self._graphs: list[int] = []
+
+    def on_step(self) -> None:
+        self._graphs.append(compiled_graphs())
+
+    def caveats(self) -> tuple[tuple[str, str], ...]:
+        """Return a caveat with the function and the guard that failed, if almost every step compiles."""
+        compiles = [after > before for before, after in pairwise(self._graphs[FIRST_STEPS:])]
+        if sum(compiles) < max(MIN_STEPS_COMPILED, len(compiles) - 1):
+            return ()
+        found: Any = sys.modules["torch._dynamo.utils"]
+        last = found.get_compilation_metrics()[-1]
+        line = f"{display_filename(str(last.co_filename))}:{last.co_firstlineno}"
+        guard = str(last.recompile_reason or "").partition(": ")[2].partition("#")[0].strip()
+        because = f" because {guard} holds for one step only" if guard else ""
+        text = (
+            f"{last.co_name} ({line}) is compiled again in every step{because}; next: pass changing "
+            "numbers as tensors"
+        )
+        return (("recompilation", text),)
 
 
 def install_channels_last(patches: Patches) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from instrumented import reset_compiler
 from nfold.core.errors import Unsupported
-from nfold.instrument import script_profiler
-from nfold.instrument.hooks.model_hooks import ModelCompiler
+from nfold.instrument.hooks.model_hooks import ModelCompiler, RecompilationCheck, compiled_graphs
 
 Graphs = list[torch.fx.GraphModule]
 
@@ -92,7 +91,7 @@ def test_outermost_modules_are_compiled_from_the_second_call(
         assert torch.equal(trained(samples), expected)
     assert len(graphs) == parts
     assert len(hooked) == 4
-    assert script_profiler.has_compiled_code()
+    assert compiled_graphs()
     compiling.require_compiled(compiled=True)
     trained(samples).sum().backward()
     assert all(parameter.grad is not None for parameter in trained.parameters())
@@ -107,7 +106,7 @@ def test_module_that_does_not_train_is_not_compiled(
             teacher(torch.randn(5, 4))
         loss(torch.randn(5), torch.randn(5))
     assert not graphs
-    assert not script_profiler.has_compiled_code()
+    assert not compiled_graphs()
     with pytest.raises(Unsupported, match="no module"):
         compiling.require_compiled(compiled=False)
 
@@ -131,3 +130,27 @@ def test_called_module_stays_compiled(graphs: Graphs) -> None:
     for called in (trained, other):
         called(torch.randn(5, 4))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_code_that_is_compiled_again_in_every_step_is_noticed(
+    dynamic: bool,
+) -> None:
+    reset_compiler()
+
+    @torch.compile(backend="aot_eager", dynamic=False)
+    def weighted(values: Tensor, weight: Any) -> Tensor:
+        total: Tensor = (values * weight).sum()
+        return total
+
+    check, samples = RecompilationCheck(), torch.ones(4)
+    for step in range(8):
+        weighted(samples, torch.tensor(step / 10) if dynamic else step / 10)
+        check.on_step()
+    reset_compiler()
+    found = check.caveats()
+    assert bool(found) != dynamic
+    for kind, text in found:
+        assert kind == "recompilation"
+        assert text.startswith("weighted (")
+        assert "because weight == 0." in text
