@@ -96,7 +96,7 @@ def test_who_binds_all_ranks_to_one_core_is_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "places"),
     [
-        ("leaves", ("rank 0 is in ", "rank 1 has left the training loop at {}:{break}")),
+        ("leaves", ("rank 0 is in ", "rank 1 has left its training loop at {}:{break}")),
         # Which of its collectives meets which of rank 1 is chance.
         ("evaluates", ("rank 0 is in ", "rank 1 is in ")),
         ("skips", ("rank 0 is in ", "rank 1 is in all_reduce ({}:{all_reduce})")),

@@ -12,6 +12,7 @@ from typing import cast
 from nfold.core.measurement import Caveat, FailureCause, RankSamples, Status
 from nfold.core.stats import change_point, median
 from nfold.core.variant import Variant
+from nfold.engines.base import Phase
 from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.rank_lifecycle import find_current_call
@@ -81,7 +82,9 @@ class RankPlace:
         """``rank 0 is in all_reduce (train.py:54) after step 102``."""
         where = f"is in {self.location}"
         if self.has_left:
-            where = f"has left the training loop{f' at {self.location}' if self.location else ''}"
+            where = (
+                f"has left its training loop at {self.location}" if self.location else "has ended"
+            )
         return f"rank {self.rank} {where} after step {self.step}"
 
 
@@ -98,6 +101,8 @@ def rank_places(
             location, has_left = failed[rank].location, failed[rank].has_left
         elif (left_at := left.get(rank)) is not None:
             location, has_left = left_at, True
+        elif beat.is_inferred and beat.phase == Phase.FINISHED:
+            location, has_left = "", True
         if location or has_left:
             place = RankPlace(rank=rank, step=beat.step, location=location, has_left=has_left)
             found.append(place)
@@ -118,8 +123,9 @@ def are_out_of_step(
         return False
     if status == "killed":
         return cause.signal == signal.SIGABRT
-    left = [failure for failure in failures if failure.has_left]
-    return status == "hung" or (bool(left) and len(left) < len(places))
+    left = [place for place in places if place.has_left]
+    alone = all(failure.collateral or failure.has_left for failure in failures)
+    return status == "hung" or (alone and 0 < len(left) < len(places))
 
 
 def _with_peaks(

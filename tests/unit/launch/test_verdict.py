@@ -1,12 +1,17 @@
 """From what processes leave behind to a status and its root cause."""
 
+import dataclasses
+import os
 import signal
+from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import pytest
 
-from nfold.launch.handoff import RankFailure
+from nfold.engines.base import Phase
+from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
 from nfold.launch.supervisor import TreeExit
-from nfold.launch.verdict import determine_status
+from nfold.launch.verdict import determine_status, read_outcome
 
 KILL, TERM = -signal.SIGKILL, -signal.SIGTERM
 
@@ -107,3 +112,64 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert status == "interrupted"
     assert cause is not None
     assert cause.signal == signal.SIGINT
+
+
+STACK = 'Thread 0x7 (most recent call first):\n  File "/home/me/{}", line {} in train\n'
+
+
+def _folder(path: Path, steps: Mapping[int, int], finished: Collection[int] = ()) -> HandoffFolder:
+    path.mkdir()
+    folder = HandoffFolder(path)
+    for rank, step in steps.items():
+        phase = Phase.FINISHED if rank in finished else Phase.STEPPING
+        heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid(), is_inferred=True)
+        heart.beat(phase, step, 0, 1)
+        heart.close()
+    return folder
+
+
+def _write_stacks(folder: HandoffFolder, *places: tuple[str, int]) -> None:
+    for rank, place in enumerate(places):
+        folder.stack_file(rank).write_text(STACK.format(*place))
+
+
+@pytest.mark.parametrize("ending", [TreeExit(hung=(0, 60)), TreeExit(exit_code=1)])
+def test_ranks_that_wait_in_different_places_are_out_of_step(
+    tmp_path: Path, ending: TreeExit
+) -> None:
+    folder = _folder(tmp_path / "run", {0: 60, 1: 61})
+    _write_stacks(folder, ("train.py", 37), ("train.py", 31))
+    if ending.hung is None:
+        folder.write_exit_codes({0: -signal.SIGABRT})  # gloo aborts if sizes differ
+    outcome = read_outcome(folder, ending, 2)
+    assert outcome.cause is not None
+    assert outcome.cause.out_of_step
+    assert "rank 0 is in train.py:37 after step 60" in outcome.cause.text
+    assert "rank 1 is in train.py:31 after step 61" in outcome.cause.text
+
+
+def test_ranks_that_hang_in_one_place_are_not_out_of_step(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 60, 1: 60})
+    _write_stacks(folder, ("train.py", 37), ("train.py", 37))
+    outcome = read_outcome(folder, TreeExit(hung=(0, 60)), 2)
+    assert outcome.cause is not None
+    assert not outcome.cause.out_of_step
+
+
+def test_a_rank_that_ended_while_another_needed_it(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 59, 1: 59}, finished=[1])
+    lost = RankFailure(
+        rank=0, status="crashed", text="gone", collateral=True, location="train.py:29"
+    )
+    folder.write_failure(lost)
+    outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
+    assert outcome.cause is not None
+    assert "rank 0 is in train.py:29 after step 59; rank 1 has ended" in outcome.cause.text
+
+
+def test_an_error_of_a_rank_is_not_explained_by_ranks_that_ended(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 59, 1: 59}, finished=[1])
+    folder.write_failure(dataclasses.replace(_failure(0), location="train.py:29"))
+    outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
+    assert outcome.cause is not None
+    assert not outcome.cause.out_of_step

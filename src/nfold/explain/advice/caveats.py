@@ -118,6 +118,8 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     known = results.caveats()
+    if design.facts.shared_cores:
+        yield Caveat(kind="shared_cores", text=pytorch.restore_affinity(design.facts))
     kinds = {one.kind for one in known}
     yield from (one for one in design.probe_caveats if one.kind in {*TO_CHECK} - kinds)
     if design.facts.uses_join:

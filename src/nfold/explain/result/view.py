@@ -62,7 +62,7 @@ CAUSE_NAMES = {
 MIN_SHOWN_FRACTION = 0.005  # of the step
 BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
-TO_CHECK = ("augmented_copies", "unequal_epochs", "recompilation")
+TO_CHECK = ("augmented_copies", "unequal_epochs", "recompilation", "shared_cores")
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 

@@ -244,9 +244,12 @@ class RecompilationCheck:
         if sum(compiles) < max(MIN_STEPS_COMPILED, len(compiles) - 1):
             return ()
         found: Any = sys.modules["torch._dynamo.utils"]
-        last = found.get_compilation_metrics()[-1]
+        metrics = [one for one in found.get_compilation_metrics() if one.recompile_reason]
+        if not metrics:
+            return ()
+        last = metrics[-1]
         line = f"{display_filename(str(last.co_filename))}:{last.co_firstlineno}"
-        guard = str(last.recompile_reason or "").partition(": ")[2].partition("#")[0].strip()
+        guard = str(last.recompile_reason).partition(": ")[2].partition("#")[0].strip()
         because = f" because {guard} holds for one step only" if guard else ""
         text = (
             f"{last.co_name} ({line}) is compiled again in every step{because}; next: pass changing "
