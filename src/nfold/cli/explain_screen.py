@@ -89,6 +89,8 @@ def _action_lines(view: ExplanationView, width: int) -> list[Line]:
         lines += _tagged("GAIN", view.gain, view.gain_basis, width, "bold green")
     for change in view.more_changes[:1]:
         lines += _tagged("NEXT", change_text(change), _now(change), width)
+    if view.data_set:
+        lines += _tagged("DATA SET", view.data_set, "", width)
     if view.before_edit:
         lines += _tagged("BEFORE", view.before_edit, "", width)
     return lines

@@ -11,6 +11,7 @@
     │   └── StoreUnusable           exit 4   the store has a newer schema, is locked or not writable
     └── RunFailure                  exit 1   raised inside a rank; becomes a measurement's status
         ├── Unsupported             status unsupported: the message is the reason
+        │   └── EndedEarly          status unsupported: a script ended after too few steps
         ├── OutOfMemory             status oom
         ├── Diverged                status diverged: the loss became NaN or infinite
         ├── Hung                    status hung: no step for longer than the hang timeout

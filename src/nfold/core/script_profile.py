@@ -71,6 +71,15 @@ class DataLoaderProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FetchLine:
+    """A line of the data set, or of a package that it calls, and its part of the time of batches."""
+
+    location: str
+    code: str
+    fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchFunction:
     """Functions of a script without a DataLoader that make its batches, one after the other.
 
@@ -138,7 +147,8 @@ class ScriptProfile:
             ``optimizers[step_optimizer]`` are counted.
         unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
         epoch_wait_ms: median wait for the first batch of an epoch.
-        fetches: batches of the data set after the warm-up, None if they could not be observed.
+        fetches: batches of the data set after the warm-up, None if they could not be observed;
+            ``fetch_lines`` are the lines that took most of their time, in a probe run.
         alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
             and freed its cache.
         child_processes: without workers of loaders.
@@ -194,6 +204,7 @@ class ScriptProfile:
     detects_anomalies: bool = False
     input_wait_ms: float = 0.0
     fetches: FetchStats | None = None
+    fetch_lines: tuple[FetchLine, ...] = ()
     precision: str = "fp32"
     autocast: str | None = None
     compiled: bool = False

@@ -11,6 +11,7 @@ from itertools import combinations
 
 import numpy as np
 
+from nfold.core.measurement import FetchStats
 from nfold.core.stats import Interval
 from nfold.explain.advice import headline
 from nfold.explain.advice.caveats import (
@@ -319,7 +320,13 @@ def build_budget(
         changes=account_builder.changes(account),
         trials=account_builder.trials(),
         uses_one_device=design.single_device_script,
+        fetch_lines=design.facts.fetch_lines,
+        fetch_ms=_fetch_ms(design.facts.fetches),
         not_applicable=tuple(
             cause.id for cause in applicable_causes(design) if cause.skipped_reason(design)
         ),
     )
+
+
+def _fetch_ms(fetches: FetchStats | None) -> float:
+    return 1e3 * fetches.seconds / fetches.batches if fetches and fetches.batches else 0.0

@@ -118,7 +118,7 @@ class ScriptProfiler:
         self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
         self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
-        self.fetch_timer = FetchTimer()
+        self.fetch_timer = FetchTimer(sample_lines=task.variant.profiler_steps)
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
         self.model_input_hashes: list[str] = []
@@ -308,6 +308,7 @@ class ScriptProfiler:
             input_wait_ms=1e3 * self._wait_s / max(1, timed_steps),
             epoch_wait_ms=1e3 * median(waits_s) if waits_s else 0.0,
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
+            fetch_lines=self.fetch_timer.lines(),
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),

@@ -221,6 +221,8 @@ def _action_markdown(view: ExplanationView) -> str:
         lines.append(f"- Change: {escape_markdown(view.no_change)}")
     if view.gain:
         lines.append(f"- Gain: {escape_markdown(view.gain)} ({view.gain_basis})")
+    if view.data_set:
+        lines.append(f"- Data set: {escape_markdown(view.data_set)}")
     return "\n".join(lines)
 
 

@@ -130,7 +130,7 @@ FULL = Measurement(
         batches_per_epoch=7,
     ),
     repeat=3,
-    cause=FailureCause(text="no room", rank=1, step=5, signal=9, stalled_s=1.5),
+    cause=FailureCause(text="no room", rank=1, step=5, signal=9, stalled_s=1.5, out_of_step=True),
     ranks=(RANK,),
     energy_joules=12.5,
     warnings=(Caveat(kind="throttled", text="GPU 0 was throttled", value=0.9),),

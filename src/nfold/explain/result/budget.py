@@ -8,6 +8,7 @@ from typing import Any, Literal
 from nfold.core.format import format_parenthesized_range, format_ratio_interval
 from nfold.core.measurement import Caveat
 from nfold.core.plan import Plan
+from nfold.core.script_profile import FetchLine
 from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
 from nfold.core.stats import Interval
 
@@ -244,7 +245,8 @@ class Budget:
     first; both are empty for a workload. ``device_bound`` is one device without its own losses.
     ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
     their cost, ``trials`` every variant with its steps. ``uses_one_device``: the script is one
-    process on one device, whatever number was requested.
+    process on one device, whatever number was requested. ``fetch_lines`` are the lines of the data
+    set that take most of the ``fetch_ms`` of a batch.
     """
 
     target: str
@@ -272,6 +274,8 @@ class Budget:
     trials: tuple[TrialSummary, ...] = ()
     not_applicable: tuple[str, ...] = ()
     uses_one_device: bool = False
+    fetch_lines: tuple[FetchLine, ...] = ()
+    fetch_ms: float = 0.0
 
     @property
     def devices(self) -> int:

@@ -60,6 +60,7 @@ CAUSE_NAMES = {
     "single-process": "one process per device",
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
+MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
 TO_CHECK = ("augmented_copies", "unequal_epochs", "recompilation", "shared_cores")
@@ -90,7 +91,8 @@ class ExplanationView:
     """Texts without a layout; empty texts are not printed.
 
     ``change`` is what to do about the costliest row, ``more_changes`` what to do about others.
-    ``alternatives`` is (head, rows), each row a label and one text per measured value.
+    ``alternatives`` is (head, rows), each row a label and one text per measured value. ``data_set``
+    is the line of the data set that takes most of the time of a batch.
     """
 
     title: str
@@ -104,6 +106,7 @@ class ExplanationView:
     gain: str = ""
     gain_basis: str = ""
     alternatives: tuple[tuple[str, ...], ...] = ()
+    data_set: str = ""
     account_title: str = ""
     step_ms: float = 0.0
     rows: tuple[ViewRow, ...] = ()
@@ -142,6 +145,7 @@ def build_view(
         gain=_gain(budget, change) if costly and change is not None else "",
         gain_basis="" if change is None else basis,
         alternatives=() if change is None else _alternatives(change),
+        data_set=_data_set(budget, costs),
         account_title=f"Where a step goes ({pluralize(budget.devices, 'device')})",
         step_ms=account.step_ms.value,
         rows=_rows(account),
@@ -318,6 +322,14 @@ def _alternatives(change: Change) -> tuple[tuple[str, ...], ...]:
     head = (change.varied, *(one.value for one in change.alternatives))
     steps = ("ms per step", *(format_ms(one.step_ms.value) for one in change.alternatives))
     return head, steps
+
+
+def _data_set(budget: Budget, costs: tuple[AccountRow, ...]) -> str:
+    if not budget.fetch_lines or "data-loader" not in [row.id for row in costs[:2]]:
+        return ""
+    line = budget.fetch_lines[0]
+    part = f"{format_percent(line.fraction)} of {format_ms(budget.fetch_ms)} ms per batch"
+    return f"{line.location}   {line.code}   {part}" if line.fraction >= MIN_LINE_FRACTION else ""
 
 
 def _rows(account: StepAccount) -> tuple[ViewRow, ...]:

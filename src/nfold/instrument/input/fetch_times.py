@@ -25,7 +25,9 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import fetch
 
 from nfold.core.measurement import FetchStats
+from nfold.core.script_profile import FetchLine
 from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.input.fetch_lines import FetchLineSampler
 
 LEDGER_ROWS = 256  # workers of a loader beyond this number share rows
 # batches, seconds, seconds of waiting, bytes read, bytes read from a disk
@@ -57,9 +59,13 @@ class FetchLedger:
 
 
 class FetchTimer:
-    """Times every fetch of a dataset, in this process and in its workers."""
+    """Times every fetch of a dataset, in this process and in its workers.
 
-    def __init__(self) -> None:
+    With ``sample_lines`` it also samples which lines take the time.
+    """
+
+    def __init__(self, *, sample_lines: bool = False) -> None:
+        self._line_sampler = FetchLineSampler() if sample_lines else None
         self._on_worker_start: Callable[[], None] = lambda: None
         self._worker_started = False
         self._ledgers: WeakIdentityDict[FetchLedger] = WeakIdentityDict()
@@ -97,6 +103,10 @@ class FetchTimer:
             *((0.0, *ledger.total()[1:]) for key, ledger in others.items() if key not in own),
         )
 
+    def lines(self) -> tuple[FetchLine, ...]:
+        """Return the lines that take the time of fetches, the largest part first."""
+        return () if self._line_sampler is None else self._line_sampler.lines()
+
     def _construct_iterator(self, original: Any, iterator: Any, loader: Any) -> None:
         if self._ledgers.get(loader.dataset) is None:
             self._ledgers.put(loader.dataset, FetchLedger(loader.dataset))
@@ -109,10 +119,14 @@ class FetchTimer:
             self._on_worker_start()
         ledger = self._ledgers.get(fetcher.dataset)
         before = thread_usage() if ledger is not None else None
-        batch = original(fetcher, indices)
+        row = 0 if worker is None else worker.id + 1
+        if self._line_sampler is None:
+            batch = original(fetcher, indices)
+        else:
+            batch = self._line_sampler.run(row, lambda: original(fetcher, indices))
         after = thread_usage() if before is not None else None
         if ledger is not None and before is not None and after is not None:
-            ledger.add(0 if worker is None else worker.id + 1, *after.since(before))
+            ledger.add(row, *after.since(before))
         return batch
 
 
