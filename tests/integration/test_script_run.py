@@ -13,7 +13,7 @@ import launched
 from integration.scripts.fsdp2 import LAYERS, WIDTH
 from integration.scripts.own_batches import SLOW_S
 from integration.scripts.somebodys_ddp import LONG_S, OFTEN, SHORT_S
-from nfold.core.measurement import Measurement
+from nfold.core.measurement import Measurement, Window
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
 from nfold.core.variant import Variant
@@ -64,6 +64,10 @@ def _place(line: str, script: str = SCRIPT) -> str:
     lines = [text.strip() for text in Path(script).read_text().splitlines()]
     number = next(at for at, text in enumerate(lines, start=1) if text.startswith(line))
     return f"{Path(script).name}:{number}"
+
+
+def _steps_of(window: Window) -> range:
+    return range(window.first_step, window.first_step + window.steps)
 
 
 def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
@@ -117,8 +121,12 @@ def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
         assert kind.cost_ms > 1e3 * SHORT_S / 2
         assert {step % OFTEN for step in found[trial].affected_steps} == {0}
         assert len(found[trial].affected_steps) > found[trial].steps // OFTEN / 2
-        for rank in without_affected_steps(measured, found[trial]).ranks:
-            assert max(rank.step_ms) < 1e3 * SHORT_S
+        kept = without_affected_steps(measured, found[trial])
+        for rank, rest in zip(measured.ranks, kept.ranks, strict=True):
+            timed = [step for window in rank.windows for step in _steps_of(window)]
+            others = [ms for step, ms in zip(timed, rank.step_ms, strict=True) if step % OFTEN]
+            assert 0 < len(others) < len(timed)
+            assert list(rest.step_ms) == others
     logs = busiest_gap(gap_locations(whole), "after some steps")
     assert logs is not None
     assert logs.rank == 0
