@@ -42,7 +42,7 @@ def longest(found: tuple[HostGapLocation, ...], when: HostGapKind) -> tuple[str,
 
 def evaluate() -> None:
     """Something that takes a while."""
-    time.sleep(0.02)
+    time.sleep(0.05)
 
 
 def train_with_pauses() -> None:
@@ -110,7 +110,8 @@ def test_training_without_gaps_has_short_gaps() -> None:
 
     found = instrumented(training, script_task(steps=40)).samples
     assert found is not None
-    assert sum(spot.seconds for spot in found.host_gap_locations) < 0.1 * 44 * 0.01
+    gaps_s = sum(spot.seconds for spot in found.host_gap_locations)
+    assert gaps_s < sum(window.seconds for window in found.windows) / 2
 
 
 def test_sampler_stops() -> None:
