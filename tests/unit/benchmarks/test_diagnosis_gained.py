@@ -12,6 +12,8 @@ import gained
 import pytest
 import repaired
 
+from repeated import repeated
+
 SCRIPT = """
 import time, torch
 from torch.utils.data import DataLoader
@@ -56,6 +58,7 @@ def _script(folder: Path, name: str, text: str) -> Path:
     return file
 
 
+@repeated
 def test_a_script_that_waits_a_quarter_as_long_gains_fourfold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
