@@ -21,6 +21,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 TIMEOUT_S = 4.0
+BACKENDS = [pytest.param("static", marks=pytest.mark.slow), "c10d"]
 DDP = """
 import sys, time
 import torch, torch.distributed as dist
@@ -176,7 +177,7 @@ def _free_port() -> int:
         return port
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_nodes_listen_on_the_address_of_the_rendezvous_only(
     network: tuple[list[Node], str], backend: str
 ) -> None:
@@ -225,7 +226,7 @@ def test_a_node_that_never_joins_is_named(
     assert message in err.splitlines()[0]
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> None:
     port = _free_port()
     limits = ("--start-timeout", "2", "--hang-timeout", "60")
@@ -234,11 +235,11 @@ def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> N
         node.start("run", *where, *limits, "train.py", "10")
         if rank == 0:
             node.wait_until("nfold-results/runs/*/group.json")
-            time.sleep(6)  # longer than the start may take without activity
+            time.sleep(4)  # longer than the start may take without activity
     assert [node.end()[0] for node in nodes] == [0, 0]
 
 
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_port_in_use_names_its_owner(nodes: list[Node], backend: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -264,7 +265,7 @@ def test_one_node_takes_another_port_than_one_in_use(nodes: list[Node]) -> None:
     [
         "run --devices 2 train.py 1000000",
         "bench digits --devices 2 --epochs 1000",
-        "train digits --devices 2 --epochs 1000",
+        pytest.param("train digits --devices 2 --epochs 1000", marks=pytest.mark.slow),
         "explain train.py --devices 2 -- 1000000",
     ],
 )
