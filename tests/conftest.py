@@ -14,7 +14,9 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+import torch
 
+torch.set_num_threads(1)  # threads of two workers on two cores would wait actively for each other
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 4
 """One of so many slow tests runs at a commit."""

@@ -7,6 +7,7 @@ is named in a string (``python -m``, importlib). A violation prints as ``file:li
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -161,6 +162,11 @@ class Package:
         return None
 
 
+@functools.cache
+def source_package() -> Package:
+    return Package(SOURCE)
+
+
 def imports(module: Module, *, in_strings: bool = True) -> Iterator[tuple[int, str]]:
     """Every (line, dotted name) that a module imports or names in a string."""
     for node in ast.walk(module.tree):
@@ -240,11 +246,11 @@ def show(violations: Iterator[str]) -> str:
 
 
 def test_layers_import_downwards_only() -> None:
-    assert show(layer_violations(Package(SOURCE))) == ""
+    assert show(layer_violations(source_package())) == ""
 
 
 def test_libraries_stay_in_their_homes() -> None:
-    assert show(home_violations(Package(SOURCE))) == ""
+    assert show(home_violations(source_package())) == ""
 
 
 def missing_paths(package: Package) -> Iterator[str]:
@@ -316,31 +322,31 @@ def import_cycle(package: Package) -> list[str]:
 
 
 def test_every_module_path_in_a_string_exists() -> None:
-    assert show(missing_paths(Package(SOURCE))) == ""
+    assert show(missing_paths(source_package())) == ""
 
 
 def test_scripts_import_what_exists() -> None:
     scripts = [file for folder in SCRIPTS for file in (ROOT / folder).rglob("*.py")]
-    assert show(missing_imports(Package(SOURCE), scripts)) == ""
+    assert show(missing_imports(source_package(), scripts)) == ""
 
 
 def test_class_names_are_unique() -> None:
-    assert show(repeated_classes(Package(SOURCE))) == ""
+    assert show(repeated_classes(source_package())) == ""
 
 
 def test_module_names_are_unique() -> None:
-    assert show(repeated_modules(Package(SOURCE))) == ""
+    assert show(repeated_modules(source_package())) == ""
 
 
 def test_there_is_no_import_cycle() -> None:
-    assert import_cycle(Package(SOURCE)) == []
+    assert import_cycle(source_package()) == []
 
 
 def test_every_layer_and_home_exists() -> None:
     for layer in MAY_IMPORT:
         place = {"root": "__init__.py", "api": "api.py"}.get(layer, layer.replace(".", "/"))
         assert (SOURCE / place).exists(), layer
-    places = [module.place for module in Package(SOURCE).modules]
+    places = [module.place for module in source_package().modules]
     for homes in HOMES.values():
         for home in homes:
             assert any(fnmatch(place, home) for place in places), home
@@ -354,7 +360,7 @@ def test_folders_are_small() -> None:
 
 
 def test_no_duration_is_from_the_wall_clock() -> None:
-    assert show(wall_clock_violations(Package(SOURCE))) == ""
+    assert show(wall_clock_violations(source_package())) == ""
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import re
 import subprocess
@@ -29,8 +30,9 @@ def lines(name: str, which: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
+@functools.cache
 def run(name: str, which: str, *before: str) -> list[float]:
-    """The accuracies that a script prints, launched by the words ``before`` it."""
+    """The accuracies that a script prints, launched once by the words ``before`` it."""
     data = os.environ.get("NFOLD_DATA")
     needed = DATA[name]
     if needed is not None and (data is None or not (Path(data) / needed).is_dir()):

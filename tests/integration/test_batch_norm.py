@@ -15,17 +15,26 @@ from integration.scripts.synchronised import COUNTS, LAYERS, layers, losses, sam
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "synchronised.py"
-WORLDS = (1, 2, 3, 4)
 APPROXIMATE = {"large_mean": 2e-3, "bf16": 6e-2}
 """Tolerances of what is not computed in fp64."""
 
-Found = dict[int, list[dict[str, Any]]]
+ON_FOUR = pytest.mark.slow("batch norm on four devices")
+
+
+class Found(dict[int, list[dict[str, Any]]]):
+    """What every rank of a world found, which is launched when a test asks for it."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+
+    def __missing__(self, world: int) -> list[dict[str, Any]]:
+        self[world] = launch(world, self._folders.mktemp(f"world-{world}"))
+        return self[world]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every rank of every world found."""
-    return {world: launch(world, tmp_path_factory.mktemp(f"world-{world}")) for world in WORLDS}
+    return Found(tmp_path_factory)
 
 
 def launch(world: int, folder: Path, kind: str = "cpu") -> list[dict[str, Any]]:
@@ -59,7 +68,7 @@ def close(name: str, one: Tensor, other: Tensor) -> bool:
     )
 
 
-several = pytest.mark.parametrize("world", [2, 3, 4])
+several = pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=ON_FOUR)])
 every = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -115,7 +124,12 @@ def test_statistics_of_16_bit_values_are_computed_in_32(found: Found, world: int
 
 
 @pytest.mark.parametrize(
-    ("name", "world"), [("synchronised", 2), ("own_exchange", 2), ("synchronised", 4)]
+    ("name", "world"),
+    [
+        ("synchronised", 2),
+        ("own_exchange", 2),
+        pytest.param("synchronised", 4, marks=ON_FOUR),
+    ],
 )
 def test_losses_do_not_depend_on_the_number_of_devices(found: Found, name: str, world: int) -> None:
     (one_device,) = found[1]

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from nfold.core.interleave import process_wide
-from nfold.core.measurement import Measurement
 from nfold.core.variant import Variant
 from nfold.store.store import Store
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+# On a busy machine the budget is spent before all trials have run; the next explanation goes on.
+ATTEMPTS = 4
 
 
 def _explained(folder: Path, *command: str) -> dict[str, Any]:
@@ -38,7 +39,15 @@ def _explained(folder: Path, *command: str) -> dict[str, Any]:
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
 def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     told = ["--batch", "32", "--budget", "15s", "--strategy", strategy]
-    found = _explained(tmp_path, "digits:samples=128", *told)
+    trees: dict[str, list[Variant]] = {}
+    for _ in range(ATTEMPTS):
+        found = _explained(tmp_path, "digits:samples=128", *told)
+        trees = _variants_by_run(tmp_path)
+        if {"real", "none", "barrier"} in map(_exchanges, trees.values()):
+            break
+    for variants in trees.values():
+        assert len({process_wide(one, ("input", "exchange")) for one in variants}) == 1
+    assert {"real", "none", "barrier"} in map(_exchanges, trees.values())
     assert found["one_device"]["samples_per_s"]["value"] > 0
     speedup = found["speedup"]
     assert speedup["low"] <= speedup["value"] <= speedup["high"]
@@ -48,26 +57,24 @@ def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     assert "undivided-work" in tested
     assert {"untested_network", "untested_storage", "untested_memory"} <= untested
     assert (tmp_path / "nfold-results" / "digits-samples=128" / "explain.md").exists()
-    with Store.open(tmp_path / "nfold-results") as store:
-        _shared_runs(store.measurements())
 
 
-def _shared_runs(found: list[Measurement]) -> None:
-    """What differs only by what can change between two steps was measured in one run."""
-    trees: dict[str, list[Variant]] = {}
-    for one in found:
-        assert one.folder is not None
-        trees.setdefault(one.folder, []).append(one.variant or Variant())
-    exchanges = [{left_out.exchange for left_out in tree} for tree in trees.values()]
-    assert {"real", "none", "barrier"} in exchanges
-    for tree in trees.values():
-        assert len({process_wide(left_out, ("input", "exchange")) for left_out in tree}) == 1
+def _variants_by_run(folder: Path) -> dict[str, list[Variant]]:
+    found: dict[str, list[Variant]] = {}
+    with Store.open(folder / "nfold-results") as store:
+        for one in store.measurements():
+            assert one.folder is not None
+            found.setdefault(one.folder, []).append(one.variant or Variant())
+    return found
+
+
+def _exchanges(variants: list[Variant]) -> set[str]:
+    return {variant.exchange for variant in variants}
 
 
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
     known: set[str] = set()
-    for _ in range(5):
-        # On a busy machine the time is over before all trials have run; the next one goes on.
+    for _ in range(ATTEMPTS):
         found = _explained(tmp_path, "conv2d:copy_only=1", "--batch", "64", "--budget", "30s")
         known = {row["cause"] for row in found["budget"]}
         if len(known) == 2:

@@ -49,9 +49,9 @@ def with_a_slow_rank(folder: Path, name: str) -> dict[str, Any]:
     for _ in range(5):
         # On a busy machine the time is over before the rank is known; the next one goes on.
         found = explained(folder, name, "20s")
-        if any(row["cause"] == "imbalance" for row in found["budget"]):
+        first = found["budget"][0] if found["budget"] else {}
+        if first.get("cause") == "imbalance" and first["lost_ms"]["value"] > 5:
             break
-    first = found["budget"][0]
     assert first["cause"] == "imbalance"
     assert "rank 1" in first["fix"]
     assert first["lost_ms"]["value"] > 5

@@ -22,6 +22,7 @@ from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, RunProgress, StopRequest
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
+from repeated import repeated
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PLANTED = Path(__file__).parent / "planted"
@@ -72,7 +73,7 @@ def _gone(pids: list[int]) -> bool:
     return not any(psutil.pid_exists(p) and psutil.Process(p).status() != "zombie" for p in pids)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_rank_is_named_and_the_others_are_stopped(
     host: Machine, tmp_path: Path, victim: int
 ) -> None:
@@ -96,7 +97,7 @@ def test_a_killed_agent_takes_its_ranks_with_it(host: Machine, tmp_path: Path) -
     assert _gone(injector.pids)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
     host: Machine, tmp_path: Path, victim: int
 ) -> None:
@@ -144,7 +145,9 @@ def test_a_measurement_survives_the_removal_of_its_folder(host: Machine, tmp_pat
     assert "telemetry_missing" in [caveat.kind for caveat in done.warnings]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_request_to_stop_is_recorded_with_what_was_measured(
     host: Machine, tmp_path: Path, signum: signal.Signals
 ) -> None:
@@ -207,7 +210,8 @@ def test_a_failing_rank_is_the_root_cause(
     assert done.is_final
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "nfold"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
+@repeated
 def test_a_slow_rank_is_named_though_all_steps_take_as_long(
     host: Machine, tmp_path: Path, planted: Callable[[str], None], strategy: str
 ) -> None:

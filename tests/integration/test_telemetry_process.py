@@ -20,6 +20,7 @@ from nfold.telemetry.telemetry_csv import TelemetryRow, read_latest_row, read_ro
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 INTERVAL_S = 0.2
+LIMIT_S = 60.0
 BURN = "while True: pass"
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -55,7 +56,7 @@ class Run:
 
     def stop(self, process: subprocess.Popen[bytes]) -> list[TelemetryRow]:
         process.terminate()
-        assert process.wait(10) == 0, self.log()
+        assert process.wait(LIMIT_S) == 0, self.log()
         assert self.log() == ""
         return read_rows(self.csv)
 
@@ -147,7 +148,7 @@ def test_it_ends_with_a_parent_that_is_killed(run: Run) -> None:
     run.wait_until(lambda found: len(found) >= 2)
     assert os.getsid(orphan.pid) == orphan.pid, "a session of its own: Ctrl-C does not reach it"
     os.kill(parent.pid, signal.SIGKILL)
-    _, alive = psutil.wait_procs([orphan], timeout=5)
+    _, alive = psutil.wait_procs([orphan], timeout=LIMIT_S)
     left = [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     for process in left:
         process.kill()

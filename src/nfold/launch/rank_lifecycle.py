@@ -154,7 +154,7 @@ def kill_children() -> None:
         child.join(max(0.0, until - time.monotonic()))
 
 
-def exit_after_handlers() -> NoReturn:
+def exit_after_handlers(code: int = 0) -> NoReturn:
     """Exit after threads and exit handlers have run, but without finalizing the interpreter.
 
     After a gloo group was destroyed, PyTorch sometimes aborts in the finalization (3 of 10 runs of
@@ -163,7 +163,7 @@ def exit_after_handlers() -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its children
     _end_loaders()
     atexit._run_exitfuncs()
-    exit_without_cleanup(0)
+    exit_without_cleanup(code)
 
 
 def _end_loaders() -> None:

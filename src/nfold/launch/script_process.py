@@ -112,7 +112,7 @@ def run_target(
             folder.write_failure(script_failure(ended, rank, _step(folder, rank)))
             raise
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # nfold itself reports the request to stop
+        exit_after_handlers(128 + signal.SIGINT)  # nfold itself reports the request to stop
     except Exception as error:
         folder.write_failure(script_failure(error, rank, _step(folder, rank)))
         own = error.with_traceback(_own_frames(error.__traceback__))

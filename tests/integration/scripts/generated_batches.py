@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-SLOW_S = 0.02  # per batch
+SLOW_S = 0.05  # per batch
 
 
 def batches(split: str) -> Iterator[tuple[Tensor, Tensor]]:

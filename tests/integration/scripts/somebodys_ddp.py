@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 LONG_S = 6.0  # of a validation
 SHORT_S = 0.1  # of the work of rank 0 after some steps, or after every pass
+SLOW_RANK_S = 0.05  # of the work of rank 1 before every step
 OFTEN = 5  # steps between the work of rank 0
 
 
@@ -55,7 +56,7 @@ def main(wish: str) -> None:
         while not (wish == "short" and steps > 6):
             for samples, labels in loader:
                 if wish.startswith("slow") and dist.get_rank() == 1:
-                    time.sleep(0.02 if wish == "slow" else 0.2)
+                    time.sleep(SLOW_RANK_S if wish == "slow" else 4 * SLOW_RANK_S)
                 added = shifted(model, 0.01) if wish == "perturbs" else []
                 loss = nn.functional.cross_entropy(model(samples), labels)
                 optimizer.zero_grad()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import repaired
 
 import gpu
@@ -87,11 +88,15 @@ def test_a_machine_of_gpus_gets_the_most_important_first(tmp_path: Path) -> None
     assert {"ddp copies", "ddp healthy", "ddp imbalance+link"} < {job.name for job in jobs}
 
 
-def test_a_job_that_runs_out_of_time_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "long.py").write_text("import time\ntime.sleep(60)\n")
-    begin = time.monotonic()
+def test_a_job_that_runs_out_of_time_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "LEAST_S", 0.0)
+    (tmp_path / "long.py").write_text("import time\ntime.sleep(600)\n")
     job = gpu.Job("long", (str(tmp_path / "long.py"),))
-    gpu.run_job(job, [0], [0], begin + gpu.LEAST_S + 1, tmp_path)
-    assert time.monotonic() - begin < 30
-    gpu.run_job(job, [0], [0], begin, tmp_path)
-    assert [file.name for file in tmp_path.glob("*.log")] == ["long.log"]
+    gpu.run_job(job, [0], [0], time.monotonic() + 1, tmp_path)
+    assert "long: out of time" in capsys.readouterr().out
+    (tmp_path / "long.log").unlink()
+    gpu.run_job(job, [0], [0], time.monotonic() - 1, tmp_path)
+    assert "long: no time left" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.log"))

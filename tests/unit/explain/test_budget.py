@@ -66,6 +66,7 @@ def test_a_planted_cost_is_found_exactly(
     assert row(found, cause).evidence
 
 
+@pytest.mark.slow
 def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None:
     """In nine of ten at least: they are of 95 %, and these are 22."""
     held = []

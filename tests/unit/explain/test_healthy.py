@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from explaining import ladder, runner, target
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import FindingBuilder
@@ -12,6 +14,7 @@ RUNS = 200
 ROUNDS = 3
 
 
+@pytest.mark.slow
 def test_no_cause_is_named_on_healthy_runs() -> None:
     asked = ladder(batch=200, steps=10, warmup_steps=1)
     rungs = list(dict.fromkeys([asked.actual(), asked.baseline, *required(asked)]))

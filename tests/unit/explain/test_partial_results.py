@@ -96,7 +96,7 @@ def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Scenar
     asked, measured = whole(made(**LADDERS[what]), costs)
     draws = random.Random(what)
     assert len(measured.runs) > 5
-    for _ in range(60):
+    for _ in range(20):
         known = some(measured, (asked.actual(), asked.baseline), draws)
         found = build_budget("train.py", asked, known, resamples=5)
         rows = sum(row.lost_ms.value for row in found.rows)

@@ -20,6 +20,7 @@ from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.interleave import MAX_CYCLES, SETTLE_STEPS, schedule_slots
 from nfold.core.variant import Variant
 from nfold.engines.base import Observer
+from repeated import repeated
 
 REAL, REPLAYED = Variant(), Variant(input="replayed")
 WAIT_S = 0.05
@@ -95,6 +96,7 @@ def test_real_pass_continues_after_a_replay() -> None:
     assert len(found.samples.step_ms) == 40
 
 
+@repeated
 def test_first_wait_of_each_real_slot_is_in_no_window() -> None:
     """Its first batch takes a worker so long; a replayed pass waits for nothing."""
 

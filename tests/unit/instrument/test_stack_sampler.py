@@ -22,6 +22,7 @@ from nfold.instrument.profilers import (
     StackSampler,
     sampled_line,
 )
+from repeated import repeated
 
 HERE = Path(__file__).name
 TRIES = 2000
@@ -36,13 +37,14 @@ def line_of(function: Callable[..., Any], text: str) -> str:
 
 def longest(found: tuple[HostGapLocation, ...], when: HostGapKind) -> tuple[str, str | None]:
     """File, line and what is called there."""
-    spot = next(spot for spot in found if spot.kind == when)
+    spot = next((spot for spot in found if spot.kind == when), None)
+    assert spot is not None
     return spot.location.rpartition("/")[2], spot.callee
 
 
 def evaluate() -> None:
     """Something that takes a while."""
-    time.sleep(0.02)
+    time.sleep(0.05)
 
 
 def train_with_pauses() -> None:
@@ -60,6 +62,7 @@ def train_with_pauses() -> None:
         evaluate()  # Between passes.
 
 
+@repeated
 def test_host_gaps_have_their_lines() -> None:
     """Each of three kinds is long enough to be seen in any of its 40 to 3 turns."""
     found = instrumented(train_with_pauses, script_task(steps=36)).samples
@@ -74,6 +77,7 @@ def test_host_gaps_have_their_lines() -> None:
     assert between == (line_of(of, "# Between passes"), "evaluate()")
 
 
+@repeated
 def test_evaluation_between_steps_has_its_line() -> None:
     """A batch for the training is there already: that was the end of the usual pause."""
     other = DataLoader(dataset(40), batch_size=8)
@@ -99,6 +103,7 @@ def test_evaluation_between_steps_has_its_line() -> None:
     }
 
 
+@repeated
 def test_training_without_gaps_has_short_gaps() -> None:
     def training() -> None:
         module = model()
@@ -110,7 +115,8 @@ def test_training_without_gaps_has_short_gaps() -> None:
 
     found = instrumented(training, script_task(steps=40)).samples
     assert found is not None
-    assert sum(spot.seconds for spot in found.host_gap_locations) < 0.1 * 44 * 0.01
+    gaps_s = sum(spot.seconds for spot in found.host_gap_locations)
+    assert gaps_s < sum(window.seconds for window in found.windows) / 2
 
 
 def test_sampler_stops() -> None:

@@ -102,6 +102,13 @@ def run_script(far: Path, code: str) -> WriteReport:
     return Script(far, code).finish()
 
 
+def measure_s(far: Path, code: str) -> float:
+    """Return the seconds of a script and of its clean-up."""
+    start = time.monotonic()
+    Script(far, code, "measured").finish()
+    return time.monotonic() - start
+
+
 def wait_until(condition: object) -> None:
     end = time.monotonic() + LIMIT_S
     while not condition():  # type: ignore[operator]
@@ -455,14 +462,15 @@ for number in range(4):
 @pytest.mark.slow
 def test_kills_at_random_moments_and_real_runs_afterwards(far: Path) -> None:
     """Each file holds what the user last wrote; old content is there or in a named copy."""
-    moments, undone = random.Random(1), 0
+    (far / "data").write_text("before")
+    moments, undone, whole_s = random.Random(1), 0, 1.2 * measure_s(far, BUSY)
     cache = far.parent / "cache"
     for number in range(100):
         old = {name: f"{name} of user {number}" for name in ("log.txt", "data")}
         for name, content in old.items():
             (far / name).write_text(content)
         script = Script(far, BUSY, str(number))
-        threading.Event().wait(0.4 * moments.random())
+        threading.Event().wait(whole_s * moments.random())
         script.kill()
         real = {name: f"{name} of real run {number}" for name in old if moments.random() < 0.5}
         for name, content in real.items():
@@ -499,11 +507,14 @@ for number in range(4):
 def test_kills_at_random_moments_while_a_database_changes(far: Path, wal: bool) -> None:
     """It is valid and as it was; or as it is now, and the old one is in a copy that is named."""
     moments, undone, before = random.Random(2), 0, list[int]()
+    database(far, wal=wal).close()
+    whole_s = 1.2 * measure_s(far, DATABASE_BUSY)
+    (far / "db").unlink()
     for number in range(50):
         database(far, wal=wal).close()
         old = (far / "db").read_bytes()
         script = Script(far, DATABASE_BUSY, str(number))
-        threading.Event().wait(0.5 * moments.random())
+        threading.Event().wait(whole_s * moments.random())
         script.kill()
         real = moments.random() < 0.3
         if real:

@@ -25,6 +25,7 @@ from nfold.instrument.input.fetch_times import (
     fetch_difference,
     thread_usage,
 )
+from repeated import repeated
 
 pytestmark = pytest.mark.skipif(
     thread_usage() is None, reason="the kernel tells nothing of its queues"
@@ -75,6 +76,7 @@ def _fetches(data: Slow, **how: Any) -> tuple[FetchStats, FetchStats]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@repeated
 def test_sleeping_dataset_waits(workers: int) -> None:
     found, seen = _fetches(Slow(waits_s=0.002), num_workers=workers)
     for one in (found, seen):
@@ -83,6 +85,7 @@ def test_sleeping_dataset_waits(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@repeated
 def test_computing_dataset_does_not_wait(workers: int) -> None:
     found, _ = _fetches(Slow(computes_s=0.002), num_workers=workers)
     assert found.seconds >= found.batches * BATCH * 0.002

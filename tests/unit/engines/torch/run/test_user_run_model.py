@@ -76,6 +76,7 @@ def test_it_computes_what_it_computed(layout: str) -> None:
     assert torch.allclose(module(x)["y"], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compiled_step_computes_the_same() -> None:
     module, x = Net(), torch.randn(2, 3, 8, 8)
     expected = module(x)["y"]
