@@ -20,6 +20,7 @@ from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
 from nfold.engines.interleaver import ActiveVariant, Interleaver, task_length
 from nfold.engines.recorder import Recorder, plan_length
+from nfold.engines.sampling import split_batch
 from nfold.engines.torch import batch_norm, layout
 from nfold.engines.torch.batch import (
     Batch,
@@ -92,9 +93,9 @@ def evaluate(
     model.eval()
     device = next(model.parameters()).device
     counts = torch.zeros(2, dtype=torch.int64, device=device)
-    first, last = task.rank * n // task.world_size, (task.rank + 1) * n // task.world_size
-    for start in range(first, last, workload.evaluation_batch):
-        rows = slice(start, min(start + workload.evaluation_batch, last))
+    (own,) = split_batch(n, task.rank, task.world_size, micro_batches=1)
+    for start in own[:: workload.evaluation_batch]:
+        rows = slice(start, min(start + workload.evaluation_batch, own.stop))
         samples = torch.from_numpy(arrays.test_images[rows].copy())
         labels = torch.from_numpy(arrays.test_labels[rows].copy()).to(device)
         with precision.forward():

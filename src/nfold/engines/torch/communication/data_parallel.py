@@ -21,7 +21,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import checksum
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices

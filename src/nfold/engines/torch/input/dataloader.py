@@ -142,7 +142,8 @@ class BatchKeySampler(sampling.EpochSampler, Sampler[BatchKey]):
         for epoch, cuts in self.epochs():
             order = self.epoch_order(epoch)
             for cut in cuts:
-                yield BatchKey(epoch, order[cut.positions], cut.count, cut.global_count)
+                share = cut.share
+                yield BatchKey(epoch, order[cut.positions], share.count, share.global_count)
 
 
 class ArrayBatches(Dataset[Batch]):

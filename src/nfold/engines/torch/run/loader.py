@@ -23,14 +23,13 @@ from torch.utils.data import (
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
+from nfold.engines.sampling import BatchDivision
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.input.dataloader import identity, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
-    BatchDivision,
     FetchedBatch,
     LoaderConfig,
-    ShardedArrayReader,
     as_arrays,
     is_map_style,
     iterator_factory,
@@ -225,9 +224,9 @@ class MapStyleReader:
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
         order = self._config.epoch_order(self.samples or 0, epoch)
         parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
-        ids = [order[part.first : part.last] for part in parts]
+        ids = [order[part.positions] for part in parts]
         self._sampler.batches = [each.tolist() for each in ids]
-        yield from zip(parts, self._loader, ids, strict=True)
+        yield from zip(parts, self._loader, map(torch.from_numpy, ids), strict=True)
 
 
 class _BatchListSampler(Sampler[list[int]]):
@@ -275,15 +274,13 @@ class _IterableEpoch(IterableDataset[FetchedBatch]):
         while batch := list(islice(samples, division.batch)):
             if len(batch) < division.batch and division.drop_last:
                 return
-            for part in division.split(0, len(batch)):
-                ids = torch.arange(start + part.first, start + part.last)
-                yield part, self._config.collate(batch[part.first : part.last]), ids
+            for part in division.split(range(len(batch))):
+                own = [batch[position] for position in part.positions]
+                yield part, self._config.collate(own), torch.from_numpy(start + part.positions)
             start += len(batch)
 
 
-def _build_reader(
-    data: Any, config: LoaderConfig
-) -> ArrayReader | ShardedArrayReader | MapStyleReader | IterableReader:
+def _build_reader(data: Any, config: LoaderConfig) -> ArrayReader | MapStyleReader | IterableReader:
     arrays = as_arrays(data)
     collates = config.collate is not default_collate
     if arrays is not None and not collates:

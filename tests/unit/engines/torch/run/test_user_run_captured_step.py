@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from nfold.engines.base import Observer
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import PreparedObjects, RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
