@@ -225,7 +225,10 @@ class Trainer:
         module = self.workload.model.to(self.devices.primary)
         self.module: nn.Module = layout.apply_layout(module, cast(str, self.task.plan.layout))
         self.optimizer = self.workload.optimizer(self.module)
-        self._make_capturable()
+        captures = "captured" in cast(str, self.task.plan.step)
+        own_optimizer = captures and self.task.workload.function_reference is not None
+        if own_optimizer:
+            make_capturable(self.optimizer, self.devices.primary)
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         plan, pieces = self.task.plan, split_module(self.module, self.task)
         current_share = CurrentShare(self.task.world_size)
@@ -258,7 +261,6 @@ class Trainer:
         self._exchange_wait = ExchangeWait(
             enabled=self.task.world_size > 1 and not self.devices.is_cuda
         )
-        captures = "captured" in cast(str, plan.step)
         self._step = TrainingStep(
             usual,
             rare,
@@ -271,13 +273,15 @@ class Trainer:
             CudaGraphRecorder(self.devices.primary) if captures else None,
         )
         self.checkpointer = Checkpointer(
-            self.task, TrainingState(self.module, self.optimizer, self.precision.scaler)
+            self.task,
+            TrainingState(
+                models=[self.module],
+                optimizers=[self.optimizer],
+                scaler=self.precision.scaler,
+                capture_device=self.devices.primary if own_optimizer else None,
+            ),
         )
         self._final_checksum: str | None = None
-
-    def _make_capturable(self) -> None:
-        if self.task.workload.function_reference and "captured" in cast(str, self.task.plan.step):
-            make_capturable(self.optimizer, self.devices.primary)
 
     def step(self, batch: Batch) -> Tensor:
         return self._step(
@@ -305,7 +309,6 @@ class Trainer:
     def run(self, observer: Observer) -> RankSamples:
         self._settings.apply(self.task.variant)
         earlier = self.checkpointer.resume()
-        self._make_capturable()
         done, steps = len(earlier.epochs), len(self.source)
         epochs = range(done, self.task.plan.epochs or 1)
         if self.task.interleaved_variants:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -159,6 +159,12 @@ class RunLoader:
         """Begin the next iteration at ``position``, with the samples that it would have."""
         self.position = LoaderPosition(epoch=position.epoch, step=position.step)
         self._in_epoch = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self.position)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seek(LoaderPosition(**state_dict))
 
     def __len__(self) -> int:
         samples = self._source.samples
