@@ -89,11 +89,14 @@ def process_group(task: Task, devices: Devices) -> Iterator[None]:
     if task.world_size == 1:
         yield
         return
-    backend = "nccl" if devices.is_cuda else "gloo"
-    device = devices.primary if devices.is_cuda else None
-    dist.init_process_group(backend, device_id=device)
+    join_process_group(devices.primary)
     yield
     dist.destroy_process_group()
+
+
+def join_process_group(device: torch.device) -> None:
+    cuda = device.type == "cuda"
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
 
 
 def wrap_model(

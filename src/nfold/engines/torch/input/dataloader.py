@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -263,30 +264,40 @@ def queued_input_notes(plan: Plan) -> tuple[tuple[str, str], ...]:
 def build_loader(
     batches: Dataset[Batch], task: Task, sampler: BatchKeySampler
 ) -> DataLoader[Batch]:
-    """Return a DataLoader with persistent workers, prefetching, and pinned memory for GPUs.
+    """Return the DataLoader of a built-in workload.
 
     It has a generator of its own to seed its workers: dropout draws from the default generator,
     which must not depend on where a resumed run began.
     """
-    workers = task.plan.workers or 0
+    workers, on_gpu = task.plan.workers or 0, task.plan.device == "cuda"
+    options = {"prefetch_factor": PREFETCH_BATCHES} if workers else {}
     return DataLoader(
         batches,
         batch_size=None,
         sampler=sampler,
         collate_fn=identity,
-        num_workers=workers,
-        pin_memory=task.plan.device == "cuda",
-        persistent_workers=workers > 0,
-        prefetch_factor=PREFETCH_BATCHES if workers else None,
-        worker_init_fn=_init_worker,
         generator=torch.Generator(),
+        **loader_options(workers, on_gpu=on_gpu, options=options),
     )
+
+
+def loader_options(workers: int, *, on_gpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a DataLoader: ``options`` over persistent workers, pinned memory for GPUs."""
+    return {
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+        "pin_memory": on_gpu,
+        **options,
+        "worker_init_fn": partial(_init_worker, options.get("worker_init_fn")),
+    }
+
+
+def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    if user_init is not None:
+        user_init(worker)
 
 
 def identity(batch: Any) -> Any:
     return batch
-
-
-def _init_worker(_: int) -> None:
-    die_with_parent()
-    torch.set_num_threads(1)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from nfold.core.errors import DevicesMissing, MachineUnfit, UsageError
 from nfold.core.plan import Plan
 from nfold.engines.plan_rules import first_broken_rule
+from nfold.engines.torch.communication.data_parallel import join_process_group
 from nfold.engines.torch.torch_rules import script_rules
 
 THREADS_FOLDER = Path("/proc/self/task")
@@ -95,8 +96,7 @@ def join_job(device_type: str | None) -> Job:
         device_type or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank
     )
     if world_size > 1 and not dist.is_initialized():
-        cuda = device.type == "cuda"
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+        join_process_group(device)
         _leave_at_exit()
     return Job(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
 

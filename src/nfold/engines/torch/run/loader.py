@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import islice
 from numbers import Integral
 from typing import Any
@@ -21,11 +20,10 @@ from torch.utils.data import (
 )
 
 from nfold.core.errors import UnknownValue, UsageError
-from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
 from nfold.engines.sampling import BatchDivision
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.input.dataloader import identity, prefetch_to_device
+from nfold.engines.torch.input.dataloader import identity, loader_options, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
     FetchedBatch,
@@ -307,17 +305,5 @@ def _build_reader(data: Any, config: LoaderConfig) -> ArrayReader | MapStyleRead
 
 
 def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
-    return {
-        "num_workers": config.workers,
-        "persistent_workers": config.workers > 0,
-        "pin_memory": config.device.type == "cuda",
-        **config.options,
-        "worker_init_fn": partial(_init_worker, config.options.get("worker_init_fn")),
-    }
-
-
-def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
-    die_with_parent()
-    torch.set_num_threads(1)
-    if user_init is not None:
-        user_init(worker)
+    on_gpu = config.device.type == "cuda"
+    return loader_options(config.workers, on_gpu=on_gpu, options=config.options)

@@ -41,7 +41,12 @@ from nfold.engines.torch.communication.data_parallel import (
 )
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.input.dataloader import to_device
-from nfold.engines.torch.layout import MEMORY_FORMATS, ChangedForward, subclass_with_forward
+from nfold.engines.torch.layout import (
+    MEMORY_FORMATS,
+    ChangedForward,
+    apply_layout,
+    subclass_with_forward,
+)
 from nfold.engines.torch.lr_schedule import intercept_steps
 from nfold.engines.torch.nested_tensors import map_tensors
 from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
@@ -67,9 +72,8 @@ def prepare_module(
     if isinstance(module, PreparedMarker):
         return module
     module.to(device)
-    memory = MEMORY_FORMATS[plan.layout or "channels_first"]
     if plan.layout == "channels_last":
-        module.to(memory_format=memory)  # type: ignore[call-overload]
+        apply_layout(module, plan.layout)
     synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
     module.__class__ = _prepared_class(type(module), plan, device)
     return module
