@@ -140,8 +140,8 @@ class BatchDivision:
                 micro_batches=self.micro_batches,
                 is_last=number == self.micro_batches,
             )
-            first = global_batch.start + piece.start if piece else global_batch.start
-            yield RankSlice(np.arange(first, first + max(1, len(piece))), share)
+            own = piece or range(1)
+            yield RankSlice(global_batch.start + np.arange(own.start, own.stop), share)
 
     def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[RankSlice]:
         """Yield this rank's micro-batches of an epoch, from step ``skip`` on."""
@@ -153,8 +153,7 @@ class BatchDivision:
         micro_batches = min(self.micro_batches, len(global_batch))
         parts = list(replace(self, micro_batches=micro_batches).split(global_batch))
         counted = [part.positions for part in parts if not part.is_padding]
-        count = sum(map(len, counted))
-        share = BatchShare(count=count, global_count=len(global_batch))
+        share = BatchShare(count=sum(map(len, counted)), global_count=len(global_batch))
         return RankSlice(np.concatenate(counted or [parts[0].positions]), share)
 
 

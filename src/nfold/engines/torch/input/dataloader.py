@@ -269,7 +269,7 @@ def build_loader(
     It has a generator of its own to seed its workers: dropout draws from the default generator,
     which must not depend on where a resumed run began.
     """
-    workers, on_gpu = task.plan.workers or 0, task.plan.device == "cuda"
+    workers = task.plan.workers or 0
     options = {"prefetch_factor": PREFETCH_BATCHES} if workers else {}
     return DataLoader(
         batches,
@@ -277,16 +277,16 @@ def build_loader(
         sampler=sampler,
         collate_fn=identity,
         generator=torch.Generator(),
-        **loader_options(workers, on_gpu=on_gpu, options=options),
+        **loader_options(workers, str(task.plan.device), options),
     )
 
 
-def loader_options(workers: int, *, on_gpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+def loader_options(workers: int, device: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options of a DataLoader: ``options`` over persistent workers, pinned memory for GPUs."""
     return {
         "num_workers": workers,
         "persistent_workers": workers > 0,
-        "pin_memory": on_gpu,
+        "pin_memory": device == "cuda",
         **options,
         "worker_init_fn": partial(_init_worker, options.get("worker_init_fn")),
     }

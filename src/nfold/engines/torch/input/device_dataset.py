@@ -80,10 +80,14 @@ class ArraySelector:
         """Return what ``selections`` needs, from the order of all ranks' samples; in a thread."""
         return order[self.positions]
 
-    def selections(self, prepared: Any) -> Iterator[Selection]:
+    def slice_ids(self, prepared: Any) -> Iterator[Tensor]:
+        """Yield the sample ids of every slice, on the device."""
         ids = upload(prepared, self.device)
-        for start, stop in pairwise(self.offsets):
-            yield Selection(ids[start:stop])
+        for start, stop in pairwise(self.offsets.tolist()):
+            yield ids[start:stop]
+
+    def selections(self, prepared: Any) -> Iterator[Selection]:
+        return map(Selection, self.slice_ids(prepared))
 
 
 class ResidentSource(BatchSource):
@@ -110,9 +114,9 @@ class ResidentSource(BatchSource):
         self.data_bytes = self._images.nbytes + self._labels.nbytes
         self._prefetcher = EpochPrefetcher(self._prepare_epoch)
 
-    def batch_tensors(self, selection: Selection) -> Tensors:
-        """Return the tensors of a batch, for ``unpack``."""
-        return (selection.ids,)
+    def batch_tensors(self, prepared: Any) -> Iterator[Tensors]:
+        """Yield the tensors of every batch of an epoch, for ``unpack``."""
+        return zip(self._selector.slice_ids(prepared), strict=True)
 
     def unpack(self, tensors: Tensors) -> SampleTensors:
         (ids,) = tensors
@@ -131,13 +135,13 @@ class ResidentSource(BatchSource):
     def _batches(self, epoch: int, cuts: list[RankSlice]) -> Iterator[Batch]:
         prepared, hashes = self._prefetcher.get(epoch)
         epoch_tensor = torch.full((), epoch, dtype=torch.int64, device=self._device)
-        selections = self._selector.selections(prepared)
-        for cut, selection, hashed in zip(cuts, selections, hashes, strict=False):
+        for cut, tensors, hashed in zip(cuts, self.batch_tensors(prepared), hashes, strict=False):
+            share = cut.share
             yield Batch(
-                tensors=self.batch_tensors(selection),
+                tensors=tensors,
                 epoch=epoch_tensor,
-                count=cut.share.count,
-                global_count=cut.share.global_count,
+                count=share.count,
+                global_count=share.global_count,
                 sample_hash=hashed,
             )
 
@@ -367,8 +371,9 @@ class ShardedSource(ResidentSource):
         super().__init__(arrays, sampler, device, selector)
         self.notes = (("sharded", sharding_note("training set", task.world_size)),)
 
-    def batch_tensors(self, selection: Selection) -> Tensors:
-        return selection.gather(self._images), selection.gather(self._labels), selection.ids
+    def batch_tensors(self, prepared: Any) -> Iterator[Tensors]:
+        for selection in self._selector.selections(prepared):
+            yield selection.gather(self._images), selection.gather(self._labels), selection.ids
 
     def unpack(self, tensors: Tensors) -> SampleTensors:
         return SampleTensors(*tensors)

@@ -220,7 +220,7 @@ class MapStyleReader:
         self.samples: int | None = len(data)  # type: ignore[arg-type]  # it has a length
         self._config = config
         self._sampler = _BatchListSampler()
-        options = _dataloader_options(config)
+        options = loader_options(config.workers, config.device.type, config.options)
         self._loader = DataLoader(
             data, batch_sampler=self._sampler, collate_fn=config.collate, **options
         )
@@ -263,7 +263,7 @@ class IterableReader:
         if not self._config.workers:
             yield from batches
             return
-        options = {**_dataloader_options(self._config), "num_workers": 1}
+        options = loader_options(1, self._config.device.type, self._config.options)
         yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
 
 
@@ -302,8 +302,3 @@ def _build_reader(data: Any, config: LoaderConfig) -> ArrayReader | MapStyleRead
     if is_map_style(data):
         return MapStyleReader(data, config)
     return IterableReader(iterator_factory(data), config)
-
-
-def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
-    on_gpu = config.device.type == "cuda"
-    return loader_options(config.workers, on_gpu=on_gpu, options=config.options)
