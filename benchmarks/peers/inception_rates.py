@@ -45,7 +45,7 @@ def rates_alone(workload: str, devices: int, device: str) -> Measured | None:
 
 def main(workload: str, devices: int, device: str) -> Measured:
     from nfold.engines.torch.input.image_files import ImageBatches
-    from nfold.engines.torch.input_benchmark import measure_decoder, measure_worker
+    from nfold.engines.torch.input.rate_benchmark import measure_decoder, measure_worker
 
     asked, machine = Workload.parse(workload), inspect_machine()
     size = workloads.parameters(asked)["size"]

@@ -51,7 +51,7 @@ def _train(folder: Path, **changes: Any) -> Trained:
     assert done.status == "ok", done.cause
     found = newest_checkpoint(kept)
     assert found is not None
-    return Trained(done, read_part(found, "model"))
+    return Trained(done, read_part(found, "model-0"))
 
 
 @pytest.fixture(scope="module")

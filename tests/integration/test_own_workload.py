@@ -129,7 +129,7 @@ def test_it_resumes_after_a_stop_unless_the_code_changed(project: Path) -> None:
         file.write("# changed\n")
     again = nfold(project, "train", "project:floats", *plan, *kept)
     changed, resumed, *_ = again.stderr.splitlines()
-    assert "begun, with other imports or in another environment; it goes on" in changed
+    assert "with other imports or in another environment; continues" in changed
     assert resumed.startswith("resuming after epoch ")
     assert losses(json.loads(again.stdout)) == losses(whole)
     with (project / "project.py").open("a") as file:

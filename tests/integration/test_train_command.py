@@ -134,9 +134,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(one_device: Train) -> No
     (attempt,) = one_device.folder.glob("results/checkpoints/*/run-1")
     newest = newest_checkpoint(attempt)
     assert newest is not None
-    weights = bytearray((newest / "model.safetensors").read_bytes())
+    weights = bytearray((newest / "model-0.safetensors").read_bytes())
     weights[-1] ^= 1
-    (newest / "model.safetensors").write_bytes(weights)
+    (newest / "model-0.safetensors").write_bytes(weights)
     again = one_device.run("results", *shorter)
     assert f"step-{2 * STEPS} cannot be read; resuming from step-{STEPS}" in again.stderr
     assert "resuming after epoch 1" in again.stderr

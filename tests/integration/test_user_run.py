@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from integration.scripts.own_model import EPOCHS, Net, made
 from launched import launch
-from nfold.engines.torch.run.datasets import epoch_order
+from nfold.engines.sampling import epoch_order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -110,7 +110,7 @@ def one_device(
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     x, y = made()
     for epoch in range(epochs):
-        ids = epoch_order(len(x), seed=0, epoch=epoch, shuffle=shuffle)
+        ids = torch.from_numpy(epoch_order(len(x), seed=0, epoch=epoch, shuffle=shuffle))
         for own in torch.split(ids, batch):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x[own]), y[own])
@@ -234,7 +234,8 @@ def reference_aside(world: int) -> Tensor:
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
     x, y = made()
     for epoch in range(2):
-        for batch in torch.split(epoch_order(len(x), seed=0, epoch=epoch, shuffle=True), 10):
+        ids = torch.from_numpy(epoch_order(len(x), seed=0, epoch=epoch))
+        for batch in torch.split(ids, 10):
             optimizer.zero_grad()
             first = len(batch) // world
             own, others = batch[:first], batch[first:]

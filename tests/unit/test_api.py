@@ -51,7 +51,7 @@ def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"devices differ.*nfold run --devices"):
         nfold.Run(device="cpu", devices=2)
-    with pytest.raises(UsageError, match="fp16 need a GPU"):
+    with pytest.raises(UsageError, match="fp16 training needs a GPU"):
         nfold.Run(device="cpu", precision="fp16")
     for plan in (Plan(kernels="tuned"), Plan(decode="cpu"), Plan(step="graph")):
         with pytest.raises(UsageError, match=r"kernels|decode|graph"):

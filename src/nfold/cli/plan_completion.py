@@ -90,7 +90,7 @@ class PlanCompleter:
 
 def measure_rates(task: Task) -> InputRates:
     """Measure the input rates of a task in a process; raises RatesNotMeasured with the reason."""
-    command = (sys.executable, "-P", "-m", "nfold.engines.torch.input_benchmark")
+    command = (sys.executable, "-P", "-m", "nfold.engines.torch.input.rate_benchmark")
     try:
         done = subprocess.run(
             command,

@@ -99,10 +99,12 @@ def _is_whole(safetensors: Path) -> bool:
 
 
 def _required_parts(texts: dict[str, Any]) -> set[str]:
-    if METADATA_STEM in texts:
-        return {"model", "optimizer", "scaler", "rank-0", *texts} - {METADATA_STEM}
+    found = texts.keys() - {METADATA_STEM}
+    if METADATA_STEM in texts and PROGRESS_PART not in texts:  # of ``nfold train`` 0.1
+        return {"model", "optimizer", "scaler", "rank-0", *found}
     progress = dict(texts[PROGRESS_PART]["mapping"])
-    return {*progress["parts"], *(f"random-{rank}" for rank in range(progress["ranks"])), *texts}
+    own = "random" if progress.get("format") == 1 else "rank"
+    return {*progress["parts"], *(f"{own}-{rank}" for rank in range(progress["ranks"])), *found}
 
 
 def write_checksums(folder: Path) -> None:

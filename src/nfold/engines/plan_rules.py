@@ -14,7 +14,7 @@ def first_broken_rule(rules: Rules) -> str | None:
     return next((reason for reason, broken in rules.items() if broken), None)
 
 
-def shared_rules(plan: Plan) -> Rules:
+def precision_rules(plan: Plan) -> Rules:
     cpu = plan.device == "cpu"
     return {
         "tf32 is a mode of NVIDIA's tensor cores; a CPU device has none": (
@@ -23,6 +23,12 @@ def shared_rules(plan: Plan) -> Rules:
         "fp16 training needs a GPU; bf16 also runs on CPU devices": (
             plan.precision == "fp16" and cpu
         ),
+    }
+
+
+def shared_rules(plan: Plan) -> Rules:
+    return {
+        **precision_rules(plan),
         "the global batch is smaller than the number of devices; next: a larger --batch": (
             (plan.batch or 0) < (plan.devices or 1)
         ),

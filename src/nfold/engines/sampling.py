@@ -7,8 +7,9 @@ Parallel random numbers: as easy as 1, 2, 3, SC 2011). Its arithmetic is on 64-b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -73,17 +74,87 @@ Hashes = npt.NDArray[np.uint64]
 SHUFFLE_KEY = 0  # key of the draws of an epoch's order
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchShare:
+    """``count`` of the ``global_count`` samples of one optimizer step.
+
+    Under gradient accumulation a step has several micro-batches per rank. Gradients are exchanged
+    after the last. ``loss_is_weighted``: the loss is already weighted by its samples, and all
+    ranks count the same.
+    """
+
+    count: int
+    global_count: int
+    micro_batches: int = 1
+    is_last: bool = True
+    loss_is_weighted: bool = False
+
+    @property
+    def weight(self) -> float:
+        """The weight of this micro-batch's mean gradient in the mean over the batch."""
+        return self.count / self.global_count
+
+
 @dataclass(frozen=True)
 class RankSlice:
-    """One rank's part of one global batch, as positions in the order of an epoch.
+    """One rank's part of a global batch, or one micro-batch of it, and its share of the step.
 
-    ``positions`` is never empty: a rank without a sample gets the first of the batch, with
-    ``count`` 0.
+    ``positions`` in the order of an epoch are never empty: a rank without a sample gets the first
+    of the batch, which counts 0, because every rank must take part in the exchange.
     """
 
     positions: SampleIds
-    count: int
-    global_count: int
+    share: BatchShare
+
+    @property
+    def is_padding(self) -> bool:
+        return self.share.count == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchDivision:
+    """Divides ``batch`` samples per step over ``ranks``, in ``micro_batches`` each."""
+
+    batch: int
+    rank: int
+    ranks: int
+    micro_batches: int = 1
+    drop_last: bool = False
+
+    def steps_per_epoch(self, samples: int) -> int:
+        whole = samples / self.batch
+        return math.floor(whole) if self.drop_last else math.ceil(whole)
+
+    def global_batches(self, samples: int, skip: int = 0) -> Iterator[range]:
+        """Yield the positions of each step's samples of all ranks, from step ``skip`` on."""
+        for step in range(skip, self.steps_per_epoch(samples)):
+            yield range(samples)[step * self.batch : (step + 1) * self.batch]
+
+    def split(self, global_batch: range) -> Iterator[RankSlice]:
+        """Yield this rank's micro-batches of a global batch."""
+        pieces = split_batch(len(global_batch), self.rank, self.ranks, self.micro_batches)
+        for number, piece in enumerate(pieces, start=1):
+            share = BatchShare(
+                count=len(piece),
+                global_count=len(global_batch),
+                micro_batches=self.micro_batches,
+                is_last=number == self.micro_batches,
+            )
+            own = piece or range(1)
+            yield RankSlice(global_batch.start + np.arange(own.start, own.stop), share)
+
+    def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[RankSlice]:
+        """Yield this rank's micro-batches of an epoch, from step ``skip`` on."""
+        for global_batch in self.global_batches(samples, skip):
+            yield from self.split(global_batch)
+
+    def rank_slice(self, global_batch: range) -> RankSlice:
+        """Return this rank's part of a global batch, with at most one micro-batch per sample."""
+        micro_batches = min(self.micro_batches, len(global_batch))
+        parts = list(replace(self, micro_batches=micro_batches).split(global_batch))
+        counted = [part.positions for part in parts if not part.is_padding]
+        share = BatchShare(count=sum(map(len, counted)), global_count=len(global_batch))
+        return RankSlice(np.concatenate(counted or [parts[0].positions]), share)
 
 
 class EpochSampler:
@@ -92,13 +163,11 @@ class EpochSampler:
     def __init__(
         self, samples: int, plan: Plan, *, rank: int, ranks: int, limit: int | None = None
     ) -> None:
-        batch = cast(int, plan.batch)
-        starts = range(0, samples, batch)
-        self._global_batches = [range(start, min(start + batch, samples)) for start in starts]
-        self._ranks = ranks
-        self._micro_batches = plan.accumulate
-        self.slices = self.slices_of(rank)
+        self._division = BatchDivision(
+            batch=cast(int, plan.batch), rank=rank, ranks=ranks, micro_batches=plan.accumulate
+        )
         self._samples = samples
+        self.slices = self.slices_of(rank)
         self._seed = plan.seed
         self._limit = limit
         self.epoch = 0
@@ -108,14 +177,8 @@ class EpochSampler:
         return len(self.slices)
 
     def slices_of(self, rank: int) -> list[RankSlice]:
-        slices = []
-        for whole in self._global_batches:
-            micro_batches = min(self._micro_batches, len(whole))
-            pieces = split_batch(len(whole), rank, self._ranks, micro_batches)
-            positions = np.concatenate([*map(np.asarray, pieces)]).astype(np.int64)
-            counted = positions if len(positions) else np.zeros(1, np.int64)
-            slices.append(RankSlice(whole.start + counted, len(positions), len(whole)))
-        return slices
+        division = replace(self._division, rank=rank)
+        return [division.rank_slice(batch) for batch in division.global_batches(self._samples)]
 
     def __len__(self) -> int:
         return self._limit or self.steps_per_epoch
@@ -129,8 +192,12 @@ class EpochSampler:
             yield epoch, self.slices[: self._limit - done]
 
     def epoch_order(self, epoch: int) -> SampleIds:
-        """Return the samples of all ranks in the order of an epoch: int64 [samples]."""
-        return permutation(self._seed, epoch, self._samples, SHUFFLE_KEY)
+        return epoch_order(self._samples, seed=self._seed, epoch=epoch)
+
+
+def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool = True) -> SampleIds:
+    """Return the samples of all ranks in the order of an epoch: int64 [samples]."""
+    return permutation(seed, epoch, samples, SHUFFLE_KEY) if shuffle else np.arange(samples)
 
 
 def step_limit(plan: Plan) -> int | None:

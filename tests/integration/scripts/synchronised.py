@@ -20,8 +20,9 @@ import made
 from nfold import data
 from nfold.core.plan import Plan
 from nfold.data.arrays import DataSetArrays
+from nfold.engines.sampling import BatchShare
 from nfold.engines.torch import trainer as trainer_module
-from nfold.engines.torch.batch import BatchShare, CurrentShare, InputSamples, loss_weighted_share
+from nfold.engines.torch.batch import CurrentShare, InputSamples, loss_weighted_share
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.communication import data_parallel
 from nfold.engines.torch.devices import open_devices

@@ -96,6 +96,8 @@ RANK = RankSamples(
     batch_hashes=("0f", "1e"),
     indexed_samples=((3, 77),),
     sampler_epochs=(0, 1),
+    batches_per_epoch=28,
+    left_at="train.py:9",
     parameter_count=8490,
     caveats=(("few_windows", "only one"),),
 )

@@ -64,8 +64,8 @@ def group_calls(
     """Group the batches ``cuts`` of an epoch: full calls, single steps, the partial last batch."""
     if not cuts:
         return
-    batch = cuts[0].global_count
-    full_batches = sum(cut.global_count == batch for cut in cuts)
+    batch = cuts[0].share.global_count
+    full_batches = sum(cut.share.global_count == batch for cut in cuts)
     grouped = full_batches // steps_per_call * steps_per_call
     for first, last, steps in ((0, grouped, steps_per_call), (grouped, full_batches, 1)):
         if last > first:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from nfold.engines.sampling import split_batch
+from nfold.engines.sampling import BatchShare, split_batch
 
 Tensors = tuple[Tensor, ...]
 
@@ -67,27 +67,6 @@ class Batch:
 def tensor_signature(tensor: Tensor) -> Hashable:
     """Return what a CUDA graph depends on besides a tensor's values."""
     return tensor.shape, tensor.stride(), tensor.dtype
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchShare:
-    """``count`` of the ``global_count`` samples of one optimizer step.
-
-    Under gradient accumulation a step has several micro-batches per rank. Gradients are exchanged
-    after the last. ``loss_is_weighted``: the loss is already weighted by its samples, and all
-    ranks count the same.
-    """
-
-    count: int
-    global_count: int
-    micro_batches: int = 1
-    is_last: bool = True
-    loss_is_weighted: bool = False
-
-    @property
-    def weight(self) -> float:
-        """The weight of this micro-batch's mean gradient in the mean over the batch."""
-        return self.count / self.global_count
 
 
 def loss_weighted_share(

@@ -24,7 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.layout import ChangedForward, subclass_with_forward
 
 # renamed in torch 2.13

@@ -12,20 +12,24 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from nfold.core.errors import DataCorrupt, UsageError
 from nfold.core.measurement import RankSamples, cell_id
 from nfold.core.serialization import deserialize, serialize
 from nfold.engines.base import Task
 from nfold.engines.checkpoint_folder import (
+    METADATA_FILE,
+    PROGRESS_PART,
     REPLACED_SUFFIX,
     CheckpointMetadata,
     newest_checkpoint,
@@ -36,8 +40,10 @@ from nfold.engines.checkpoint_folder import (
     write_metadata,
 )
 from nfold.engines.torch.communication.data_parallel import barrier
+from nfold.engines.torch.step.cuda_graph import make_capturable
 
-FORMAT = 1
+FORMAT = 2  # nfold 0.1 wrote format 1 in nfold.Run, and one without progress in ``nfold train``
+SCALER_PART = "scaler"
 KEPT_CHECKPOINTS = 2  # the older one is used if the newest is damaged
 SEPARATOR = "/"
 
@@ -149,21 +155,162 @@ def set_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-@dataclass(frozen=True)
-class TrainingState:
-    """The parts of a trainer that change during training."""
+class Stateful(Protocol):
+    """An object whose state is a part of a checkpoint."""
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+@dataclass
+class TrainingState:
+    """The objects that change during training, in order, and the optimizer steps so far.
+
+    ``capture_device``: the optimizers step inside CUDA graphs on it. The loss scale is optional in
+    a checkpoint: another precision can resume from it.
+    """
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[Stateful] = field(default_factory=list)
+    scaler: Stateful | None = None
+    capture_device: torch.device | None = None
+    steps: int = 0
+
+    def parts(self) -> dict[str, Stateful]:
+        kinds: dict[str, Sequence[Stateful]] = {
+            "model": self.models,
+            "optimizer": self.optimizers,
+            "scheduler": self.schedulers,
+            "loader": self.loaders,
+        }
+        return {
+            f"{kind}-{number}": part
+            for kind, parts in kinds.items()
+            for number, part in enumerate(parts)
+        }
+
+
+def save_checkpoint(
+    state: TrainingState,
+    folder: Path,
+    *,
+    rank: int,
+    world_size: int,
+    keep: int,
+    extra: Mapping[str, Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    metadata: CheckpointMetadata | None = None,
+) -> Path:
+    """Write ``state`` into ``folder``, which all ranks can read; all ranks must call it.
+
+    Rank 0 writes the parts of the state and ``extra`` values; every rank its random state and its
+    ``own`` values, so that training resumes exactly.
+    """
+    final = folder / f"step-{state.steps}"
+    staging = folder / f".{final.name}.new"
+    if rank == 0:
+        begin_checkpoint(staging)
+    barrier(world_size)
+    write_part(staging, f"rank-{rank}", {"random": get_random_state(), **(own or {})})
+    if rank == 0:
+        parts = state.parts() | ({} if state.scaler is None else {SCALER_PART: state.scaler})
+        for name, part in parts.items():
+            write_part(staging, name, part.state_dict())
+        numbers = {"format": FORMAT, "steps": state.steps, "ranks": world_size}
+        write_part(staging, PROGRESS_PART, {**numbers, "parts": list(parts), "extra": extra or {}})
+        if metadata is not None:
+            write_metadata(staging, metadata)
+    barrier(world_size)
+    if rank == 0:
+        commit_checkpoint(staging, final, keep)
+    barrier(world_size)
+    return final
+
+
+def find_checkpoint(folder: Path, rank: int) -> Path | None:
+    """Return the newest readable checkpoint; rank 0 warns its caller's caller of damaged ones."""
+    newest = newest_checkpoint(folder)
+    if newest and rank == 0 and (skipped := skipped_checkpoints_warning(folder)):
+        warnings.warn(skipped, stacklevel=3)
+    return newest
+
+
+def load_checkpoint(
+    state: TrainingState, checkpoint: Path, *, rank: int, world_size: int
+) -> SavedCheckpoint:
+    """Restore ``state``; return the checkpoint, which has further values.
+
+    Raises UsageError if it holds other parts. With another number of ranks, samples and their order
+    stay the same, but dropout draws differ.
+    """
+    saved, parts = open_checkpoint(checkpoint), state.parts()
+    if (held := [name for name in saved.progress["parts"] if name != SCALER_PART]) != list(parts):
+        raise UsageError(
+            f"{checkpoint} holds {', '.join(held)}, this training has {', '.join(parts)}; "
+            "next: run.resume() after all run.prepare() and run.loader()"
+        )
+    for name, part in parts.items():
+        part.load_state_dict(saved.read(name))
+    for optimizer in state.optimizers:
+        _match_parameter_strides(optimizer)
+        if state.capture_device is not None:
+            make_capturable(optimizer, state.capture_device)
+    if state.scaler is not None and SCALER_PART in saved.progress["parts"]:
+        state.scaler.load_state_dict(saved.read(SCALER_PART))
+    if saved.progress["ranks"] == world_size:
+        set_random_state(saved.read(f"rank-{rank}")["random"])
+    state.steps = saved.progress["steps"]
+    return saved
+
+
+def _match_parameter_strides(optimizer: Optimizer) -> None:
+    """Fused kernels need equal strides; files hold contiguous tensors."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                alike = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+                state[name] = alike.copy_(value)
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    """A checkpoint: its ``progress``, and ``values`` of parts that nfold 0.1 kept in other files."""
+
+    folder: Path
+    progress: Mapping[str, Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def read(self, part: str) -> Any:
+        return self.values[part] if part in self.values else read_part(self.folder, part)
+
+
+def open_checkpoint(folder: Path) -> SavedCheckpoint:
+    """Return a checkpoint of any format. Raises DataCorrupt if it cannot be read."""
+    if (folder / METADATA_FILE).exists() and not (folder / f"{PROGRESS_PART}.json").exists():
+        values = {f"{kind}-0": read_part(folder, kind) for kind in ("model", "optimizer")}
+        ranks = len(list(folder.glob("rank-*.json")))
+        progress = {"ranks": ranks, "parts": [*values, SCALER_PART], "steps": 0, "extra": {}}
+        return SavedCheckpoint(folder, progress, values)
+    progress = read_part(folder, PROGRESS_PART)
+    if progress["format"] == FORMAT:
+        return SavedCheckpoint(folder, progress)
+    values = {
+        f"loader-{number}": {"epoch": epoch, "step": step}
+        for number, (epoch, step) in enumerate(progress["loaders"])
+    }
+    if progress["scale"] is not None:
+        values[SCALER_PART] = progress["scale"]
+    progress["parts"] += values
+    for rank in range(progress["ranks"]):
+        values[f"rank-{rank}"] = {"random": read_part(folder, f"random-{rank}")}
+    return SavedCheckpoint(folder, progress, values)
 
 
 class Checkpointer:
-    """Saves a training to the task's folder, which all ranks can read; to none for measurements.
-
-    Rank 0 saves parameters, buffers, optimizer and loss scale; every rank its random state and its
-    samples, so that training resumes exactly.
-    """
+    """Saves a built-in training to the task's folder; to none for measurements."""
 
     def __init__(self, task: Task, state: TrainingState) -> None:
         self.task = task
@@ -172,61 +319,34 @@ class Checkpointer:
 
     def resume(self) -> RankSamples:
         """Restore the newest readable checkpoint; return this rank's samples up to it."""
-        checkpoint = None if self._folder is None else newest_checkpoint(self._folder)
-        if self._folder is None or checkpoint is None:
-            return RankSamples(rank=self.task.rank, device="")
-        if self.task.rank == 0 and (skipped := skipped_checkpoints_warning(self._folder)):
-            warnings.warn(skipped, stacklevel=2)
-        state = self._state
-        state.module.load_state_dict(read_part(checkpoint, "model"))
-        state.optimizer.load_state_dict(read_part(checkpoint, "optimizer"))
-        _match_parameter_strides(state.optimizer)
-        state.scaler.load_state_dict(read_part(checkpoint, "scaler"))
-        own = read_part(checkpoint, f"rank-{self.task.rank}")
-        set_random_state(own["random"])
-        return deserialize(RankSamples, own["samples"])
+        rank, world_size = self.task.rank, self.task.world_size
+        checkpoint = None if self._folder is None else find_checkpoint(self._folder, rank)
+        if checkpoint is None:
+            return RankSamples(rank=rank, device="")
+        saved = load_checkpoint(self._state, checkpoint, rank=rank, world_size=world_size)
+        return deserialize(RankSamples, saved.read(f"rank-{rank}")["samples"])
 
     def save(self, samples: RankSamples, step: int) -> None:
         """Save the state after the last epoch of ``samples``, after ``step``; all ranks call it."""
         epoch, task = len(samples.epochs), self.task
         due = epoch % task.checkpoint_every == 0 or epoch == task.plan.epochs
-        if self._folder is not None and due:
-            self._write(samples, self._folder / f"step-{step}")
-
-    def _write(self, samples: RankSamples, final: Path) -> None:
-        staging, main = final.with_name(f".{final.name}.new"), self.task.rank == 0
-        if main:
-            begin_checkpoint(staging)
-        barrier(self.task.world_size)
+        if self._folder is None or not due:
+            return
+        self._state.steps = step
         untimed = dataclasses.replace(samples, first_step_ms=None, windows=(), step_ms=())
-        own = {"random": get_random_state(), "samples": serialize(untimed)}
-        write_part(staging, f"rank-{self.task.rank}", own)
-        if main:
-            self._write_shared(staging, samples)
-        barrier(self.task.world_size)
-        if main:
-            commit_checkpoint(staging, final, KEPT_CHECKPOINTS)
-        barrier(self.task.world_size)
-
-    def _write_shared(self, staging: Path, samples: RankSamples) -> None:
-        task, state = self.task, self._state
-        write_part(staging, "model", state.module.state_dict())
-        write_part(staging, "optimizer", state.optimizer.state_dict())
-        write_part(staging, "scaler", state.scaler.state_dict())
-        metadata = CheckpointMetadata(
-            cell=cell_id(
-                task.workload.for_checkpoints, task.plan, task.requested_variant, task.machine
+        save_checkpoint(
+            self._state,
+            self._folder,
+            rank=task.rank,
+            world_size=task.world_size,
+            keep=KEPT_CHECKPOINTS,
+            own={"samples": serialize(untimed)},
+            metadata=CheckpointMetadata(
+                cell=cell_id(
+                    task.workload.for_checkpoints, task.plan, task.requested_variant, task.machine
+                ),
+                workload=str(task.workload),
+                plan=task.plan.to_dict(),
+                epochs=samples.epochs,
             ),
-            workload=str(task.workload),
-            plan=task.plan.to_dict(),
-            epochs=samples.epochs,
         )
-        write_metadata(staging, metadata)
-
-
-def _match_parameter_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Fused kernels need equal strides; files hold contiguous tensors."""
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -97,11 +97,11 @@ class LossScale:
                 "loss.backward(), or precision bf16, which needs none"
             )
 
-    def state(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, float]:
         return {"scale": self.scale, "good_steps": self.good_steps}
 
-    def load(self, state: dict[str, float]) -> None:
-        self.scale, self.good_steps = state["scale"], int(state["good_steps"])
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.scale, self.good_steps = state_dict["scale"], int(state_dict["good_steps"])
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

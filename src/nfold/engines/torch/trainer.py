@@ -20,6 +20,7 @@ from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
 from nfold.engines.interleaver import ActiveVariant, Interleaver, task_length
 from nfold.engines.recorder import Recorder, plan_length
+from nfold.engines.sampling import split_batch
 from nfold.engines.torch import batch_norm, layout
 from nfold.engines.torch.batch import (
     Batch,
@@ -92,9 +93,9 @@ def evaluate(
     model.eval()
     device = next(model.parameters()).device
     counts = torch.zeros(2, dtype=torch.int64, device=device)
-    first, last = task.rank * n // task.world_size, (task.rank + 1) * n // task.world_size
-    for start in range(first, last, workload.evaluation_batch):
-        rows = slice(start, min(start + workload.evaluation_batch, last))
+    (own,) = split_batch(n, task.rank, task.world_size, micro_batches=1)
+    for start in own[:: workload.evaluation_batch]:
+        rows = slice(start, min(start + workload.evaluation_batch, own.stop))
         samples = torch.from_numpy(arrays.test_images[rows].copy())
         labels = torch.from_numpy(arrays.test_labels[rows].copy()).to(device)
         with precision.forward():
@@ -224,7 +225,10 @@ class Trainer:
         module = self.workload.model.to(self.devices.primary)
         self.module: nn.Module = layout.apply_layout(module, cast(str, self.task.plan.layout))
         self.optimizer = self.workload.optimizer(self.module)
-        self._make_capturable()
+        captures = "captured" in cast(str, self.task.plan.step)
+        own_optimizer = captures and self.task.workload.function_reference is not None
+        if own_optimizer:
+            make_capturable(self.optimizer, self.devices.primary)
         torch.manual_seed(self.task.plan.seed + 1 + self.task.rank)
         plan, pieces = self.task.plan, split_module(self.module, self.task)
         current_share = CurrentShare(self.task.world_size)
@@ -257,7 +261,6 @@ class Trainer:
         self._exchange_wait = ExchangeWait(
             enabled=self.task.world_size > 1 and not self.devices.is_cuda
         )
-        captures = "captured" in cast(str, plan.step)
         self._step = TrainingStep(
             usual,
             rare,
@@ -270,13 +273,15 @@ class Trainer:
             CudaGraphRecorder(self.devices.primary) if captures else None,
         )
         self.checkpointer = Checkpointer(
-            self.task, TrainingState(self.module, self.optimizer, self.precision.scaler)
+            self.task,
+            TrainingState(
+                models=[self.module],
+                optimizers=[self.optimizer],
+                scaler=self.precision.scaler,
+                capture_device=self.devices.primary if own_optimizer else None,
+            ),
         )
         self._final_checksum: str | None = None
-
-    def _make_capturable(self) -> None:
-        if self.task.workload.function_reference and "captured" in cast(str, self.task.plan.step):
-            make_capturable(self.optimizer, self.devices.primary)
 
     def step(self, batch: Batch) -> Tensor:
         return self._step(
@@ -304,7 +309,6 @@ class Trainer:
     def run(self, observer: Observer) -> RankSamples:
         self._settings.apply(self.task.variant)
         earlier = self.checkpointer.resume()
-        self._make_capturable()
         done, steps = len(earlier.epochs), len(self.source)
         epochs = range(done, self.task.plan.epochs or 1)
         if self.task.interleaved_variants:

@@ -56,7 +56,7 @@ class DiskCalls:
 def _write_training(folder: Path) -> None:
     module = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    state = TrainingState(module, optimizer, torch.amp.GradScaler("cpu", enabled=True))
+    state = TrainingState(models=[module], optimizers=[optimizer])
     epoch = Epoch(seconds=1.0, samples=4, train_loss=0.3, accuracy=0.7)
     kept = dataclasses.replace(task(epochs=1), checkpoint=str(folder))
     Checkpointer(kept, state).save(RankSamples(rank=0, device="cpu", epochs=(epoch,)), 7)

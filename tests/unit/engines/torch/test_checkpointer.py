@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -15,10 +16,7 @@ from nfold.core.measurement import Epoch, RankSamples, Window
 from nfold.engines.base import Task
 from nfold.engines.checkpoint_folder import newest_checkpoint, read_metadata
 from nfold.engines.torch import layout
-from nfold.engines.torch.checkpoint import (
-    Checkpointer,
-    TrainingState,
-)
+from nfold.engines.torch.checkpoint import Checkpointer, TrainingState
 
 EPOCH = Epoch(seconds=1.0, samples=4, train_loss=0.3, accuracy=0.7)
 
@@ -27,16 +25,19 @@ def _state() -> TrainingState:
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5))
     module = layout.apply_layout(layers, "channels_last")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-    return TrainingState(module, optimizer, torch.amp.GradScaler("cpu", enabled=True))
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    return TrainingState(models=[module], optimizers=[optimizer], scaler=scaler)
 
 
 def _step(state: TrainingState) -> float:
+    (module,), (optimizer,) = state.models, state.optimizers
+    scaler = cast(torch.amp.GradScaler, state.scaler)
     images = torch.ones(2, 3, 5, 5).contiguous(memory_format=torch.channels_last)
-    loss: torch.Tensor = state.module(images).square().sum()
-    state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
-    state.optimizer.zero_grad()
+    loss: torch.Tensor = module(images).square().sum()
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
     return loss.item()
 
 
@@ -67,9 +68,11 @@ def test_another_process_resumes_exactly(tmp_path: Path) -> None:
     other = _state()
     earlier = Checkpointer(requested, other).resume()
     assert [_step(other) for _ in range(3)] == expected
+    assert other.scaler is not None
+    assert state.scaler is not None
     assert other.scaler.state_dict() == state.scaler.state_dict()
-    for name, value in state.module.state_dict().items():
-        assert torch.equal(other.module.state_dict()[name], value), name
+    for name, value in state.models[0].state_dict().items():
+        assert torch.equal(other.models[0].state_dict()[name], value), name
     assert earlier.epochs == (EPOCH, EPOCH)
     assert earlier.losses == ((1, 0.5),)
     assert earlier.sample_hashes == ((4, "00ff"),) * 2
@@ -82,7 +85,7 @@ def test_the_optimizer_is_laid_out_like_its_parameters(tmp_path: Path) -> None:
     Checkpointer(_task(tmp_path), state).save(_samples(1), 1)
     other = _state()
     Checkpointer(_task(tmp_path), other).resume()
-    for parameter, kept in other.optimizer.state.items():
+    for parameter, kept in other.optimizers[0].state.items():
         assert kept["momentum_buffer"].stride() == parameter.stride()
 
 

@@ -26,9 +26,9 @@ def test_an_overflow_keeps_no_gradient_and_halves_the_scale() -> None:
 
 def test_the_scale_grows_after_enough_good_steps() -> None:
     scale, weight = LossScale(), nn.Parameter(torch.tensor([2.0]))
-    scale.load({"scale": 8.0, "good_steps": GROWTH_INTERVAL - 1})
+    scale.load_state_dict({"scale": 8.0, "good_steps": GROWTH_INTERVAL - 1})
     scale.backward(weight.sum(), [weight])
-    assert scale.state() == {"scale": 16.0, "good_steps": 0}
+    assert scale.state_dict() == {"scale": 16.0, "good_steps": 0}
 
 
 def test_a_step_after_a_plain_backward_is_refused() -> None:

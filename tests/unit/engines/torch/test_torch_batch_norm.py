@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
+from nfold.engines.sampling import BatchShare
 from nfold.engines.torch import batch_norm
-from nfold.engines.torch.batch import BatchShare, CurrentShare, loss_weighted_share
+from nfold.engines.torch.batch import CurrentShare, loss_weighted_share
 from nfold.engines.torch.batch_norm import SynchronizedMarker, synchronize_batch_norm
 
 TWO = Plan(devices=2, batch_norm="synchronised")

@@ -21,7 +21,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.recorder import checksum
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
@@ -88,11 +89,14 @@ def process_group(task: Task, devices: Devices) -> Iterator[None]:
     if task.world_size == 1:
         yield
         return
-    backend = "nccl" if devices.is_cuda else "gloo"
-    device = devices.primary if devices.is_cuda else None
-    dist.init_process_group(backend, device_id=device)
+    join_process_group(devices.primary)
     yield
     dist.destroy_process_group()
+
+
+def join_process_group(device: torch.device) -> None:
+    cuda = device.type == "cuda"
+    dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
 
 
 def wrap_model(

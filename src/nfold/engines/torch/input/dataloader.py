@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -142,7 +143,8 @@ class BatchKeySampler(sampling.EpochSampler, Sampler[BatchKey]):
         for epoch, cuts in self.epochs():
             order = self.epoch_order(epoch)
             for cut in cuts:
-                yield BatchKey(epoch, order[cut.positions], cut.count, cut.global_count)
+                share = cut.share
+                yield BatchKey(epoch, order[cut.positions], share.count, share.global_count)
 
 
 class ArrayBatches(Dataset[Batch]):
@@ -262,30 +264,40 @@ def queued_input_notes(plan: Plan) -> tuple[tuple[str, str], ...]:
 def build_loader(
     batches: Dataset[Batch], task: Task, sampler: BatchKeySampler
 ) -> DataLoader[Batch]:
-    """Return a DataLoader with persistent workers, prefetching, and pinned memory for GPUs.
+    """Return the DataLoader of a built-in workload.
 
     It has a generator of its own to seed its workers: dropout draws from the default generator,
     which must not depend on where a resumed run began.
     """
     workers = task.plan.workers or 0
+    options = {"prefetch_factor": PREFETCH_BATCHES} if workers else {}
     return DataLoader(
         batches,
         batch_size=None,
         sampler=sampler,
         collate_fn=identity,
-        num_workers=workers,
-        pin_memory=task.plan.device == "cuda",
-        persistent_workers=workers > 0,
-        prefetch_factor=PREFETCH_BATCHES if workers else None,
-        worker_init_fn=_init_worker,
         generator=torch.Generator(),
+        **loader_options(workers, str(task.plan.device), options),
     )
+
+
+def loader_options(workers: int, device: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a DataLoader: ``options`` over persistent workers, pinned memory for GPUs."""
+    return {
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+        "pin_memory": device == "cuda",
+        **options,
+        "worker_init_fn": partial(_init_worker, options.get("worker_init_fn")),
+    }
+
+
+def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
+    die_with_parent()
+    torch.set_num_threads(1)
+    if user_init is not None:
+        user_init(worker)
 
 
 def identity(batch: Any) -> Any:
     return batch
-
-
-def _init_worker(_: int) -> None:
-    die_with_parent()
-    torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from torch import Tensor
 from nfold.core.errors import OutOfMemory
 from nfold.data.arrays import DataSetArrays
 from nfold.engines.base import Task
-from nfold.engines.sampling import RankSlice, SampleIds, hash_ids
+from nfold.engines.sampling import RankSlice, SampleIds, hash_ids, split_batch
 from nfold.engines.torch.batch import Batch, SampleTensors, Tensors
 from nfold.engines.torch.communication.data_parallel import all_reduce_min
 from nfold.engines.torch.devices import Devices, free_bytes
@@ -52,11 +52,49 @@ class EpochPrefetcher(Generic[Route]):
             self._begun = {epoch: self._thread.submit(self._make, epoch)}
 
 
+@dataclass(slots=True)
+class Selection:
+    """The samples ``ids`` [n] of one step or micro-batch, on the device."""
+
+    ids: Tensor
+
+    def gather(self, whole: Tensor) -> Tensor:
+        """Return the samples of a whole array."""
+        return whole[self.ids]
+
+
+class ArraySelector:
+    """Selects the samples of every slice of an epoch from arrays that the device holds whole.
+
+    ``positions`` are those of all slices, which begin at ``offsets``. The device holds ``own_rows``.
+    """
+
+    own_rows = slice(None)
+
+    def __init__(self, slices: Sequence[RankSlice], device: torch.device) -> None:
+        self.positions = slice_positions(slices)
+        self.offsets = np.cumsum([0, *(len(cut.positions) for cut in slices)])
+        self.device = device
+
+    def prepare(self, order: SampleIds) -> Any:
+        """Return what ``selections`` needs, from the order of all ranks' samples; in a thread."""
+        return order[self.positions]
+
+    def slice_ids(self, prepared: Any) -> Iterator[Tensor]:
+        """Yield the sample ids of every slice, on the device."""
+        ids = upload(prepared, self.device)
+        for start, stop in pairwise(self.offsets.tolist()):
+            yield ids[start:stop]
+
+    def selections(self, prepared: Any) -> Iterator[Selection]:
+        return map(Selection, self.slice_ids(prepared))
+
+
 class ResidentSource(BatchSource):
     """The whole data set on this rank's device; a batch is the ids of its samples.
 
-    A thread makes the next epoch's route: 50,000 samples take 22 ms, a quarter of an epoch of cnn10
-    on four H200s.
+    A thread prepares the next epoch: 50,000 samples take 22 ms, a quarter of an epoch of cnn10 on
+    four H200s.
     """
 
     def __init__(
@@ -64,27 +102,21 @@ class ResidentSource(BatchSource):
         arrays: DataSetArrays,
         sampler: BatchKeySampler,
         device: torch.device,
-        rows: slice = slice(None),
+        selector: ArraySelector | None = None,
     ) -> None:
         self.epoch = 0
         self._sampler = sampler
         self._device = device
+        self._selector = selector or ArraySelector(sampler.slices, device)
+        rows = self._selector.own_rows
         self._images = copy_in_chunks(arrays.train_images[rows], device)
         self._labels = copy_in_chunks(arrays.train_labels[rows], device)
         self.data_bytes = self._images.nbytes + self._labels.nbytes
-        self._positions = slice_positions(sampler.slices)
-        self._offsets = np.cumsum([0, *(len(cut.positions) for cut in sampler.slices)])
-        self._prefetcher = EpochPrefetcher(self._build_epoch)
+        self._prefetcher = EpochPrefetcher(self._prepare_epoch)
 
-    def build_route(self, order: SampleIds) -> Any:
-        """Return what an epoch's batches need, from the order of all ranks' samples; in a thread."""
-        return order[self._positions]
-
-    def batch_tensors(self, route: Any) -> Iterator[Tensors]:
+    def batch_tensors(self, prepared: Any) -> Iterator[Tensors]:
         """Yield the tensors of every batch of an epoch, for ``unpack``."""
-        ids = upload(route, self._device)
-        for start, stop in pairwise(self._offsets):
-            yield (ids[start:stop],)
+        return zip(self._selector.slice_ids(prepared), strict=True)
 
     def unpack(self, tensors: Tensors) -> SampleTensors:
         (ids,) = tensors
@@ -101,27 +133,28 @@ class ResidentSource(BatchSource):
             yield from self._batches(epoch, cuts)
 
     def _batches(self, epoch: int, cuts: list[RankSlice]) -> Iterator[Batch]:
-        route, hashes = self._prefetcher.get(epoch)
+        prepared, hashes = self._prefetcher.get(epoch)
         epoch_tensor = torch.full((), epoch, dtype=torch.int64, device=self._device)
-        for cut, tensors, hashed in zip(cuts, self.batch_tensors(route), hashes, strict=False):
+        for cut, tensors, hashed in zip(cuts, self.batch_tensors(prepared), hashes, strict=False):
+            share = cut.share
             yield Batch(
                 tensors=tensors,
                 epoch=epoch_tensor,
-                count=cut.count,
-                global_count=cut.global_count,
+                count=share.count,
+                global_count=share.global_count,
                 sample_hash=hashed,
             )
 
-    def _build_epoch(self, epoch: int) -> tuple[Any, list[int]]:
+    def _prepare_epoch(self, epoch: int) -> tuple[Any, list[int]]:
         order = self._sampler.epoch_order(epoch)
-        hashes = hash_ids(order[self._positions])
-        counted = np.array([cut.count > 0 for cut in self._sampler.slices], dtype=np.uint64)
-        sums = np.add.reduceat(hashes, self._offsets[:-1]) * counted
-        return self.build_route(order), sums.tolist()
+        hashes = hash_ids(order[self._selector.positions])
+        counted = np.array([not cut.is_padding for cut in self._sampler.slices], dtype=np.uint64)
+        sums = np.add.reduceat(hashes, self._selector.offsets[:-1]) * counted
+        return self._selector.prepare(order), sums.tolist()
 
 
 def slice_positions(slices: Sequence[RankSlice]) -> SampleIds:
-    return np.concatenate([cut.positions for cut in slices])
+    return np.concatenate([np.empty(0, np.int64), *(cut.positions for cut in slices)])
 
 
 def copy_in_chunks(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
@@ -238,28 +271,35 @@ class ShardRoutes:
     ids: SampleIds
 
 
-class ShardRouter:
-    """Knows which rank holds each sample, and by ``slices`` per rank which one needs it in which step.
+class ShardedSelector(ArraySelector):
+    """Selects the samples of every slice of an epoch from the shards of all ranks.
 
-    Rank r holds the r-th of equal parts.
+    Rank r holds the r-th of equal parts, ``own_rows``. ``slices`` per rank say which rank needs
+    which samples in which step.
     """
 
-    def __init__(self, samples: int, slices: Sequence[list[RankSlice]], rank: int) -> None:
+    def __init__(
+        self,
+        samples: int,
+        slices: Sequence[Sequence[RankSlice]],
+        rank: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(slices[rank], device)
         ranks = len(slices)
-        starts = [part * samples // ranks for part in range(ranks + 1)]
-        self.own_range = range(starts[rank], starts[rank + 1])
-        self._starts = np.array(starts[:-1])
+        shards = [split_batch(samples, each, ranks, micro_batches=1)[0] for each in range(ranks)]
+        self.own_rows = slice(shards[rank].start, shards[rank].stop)
+        self._starts = np.array([shard.start for shard in shards])
         self._rank = rank
-        self._positions = [slice_positions(each) for each in slices]
+        self._rank_positions = [slice_positions(each) for each in slices]
         self._steps = [
             np.repeat(np.arange(len(each)), [len(cut.positions) for cut in each]) for each in slices
         ]
         self._shape = len(slices[rank]), ranks
 
-    def routes(self, order: SampleIds) -> ShardRoutes:
-        """Return the routes of an epoch, from the order of all ranks' samples."""
+    def prepare(self, order: SampleIds) -> ShardRoutes:
         sends, send_counts = self._sends(order)
-        ids = order[self._positions[self._rank]]
+        ids = order[self.positions]
         arrival, receive_counts = self._grouped(self._steps[self._rank], self._owners(ids))
         sizes = receive_counts.sum(axis=1)
         positions = np.empty_like(arrival)
@@ -267,12 +307,13 @@ class ShardRouter:
         return ShardRoutes(sends, send_counts.tolist(), positions, receive_counts.tolist(), ids)
 
     def _sends(self, order: SampleIds) -> tuple[SampleIds, SampleIds]:
-        ids = np.concatenate([order[positions] for positions in self._positions])
+        ids = np.concatenate([order[positions] for positions in self._rank_positions])
         steps = np.concatenate(self._steps)
-        receivers = np.repeat(np.arange(len(self._positions)), [*map(len, self._positions)])
+        lengths = [len(positions) for positions in self._rank_positions]
+        receivers = np.repeat(np.arange(len(lengths)), lengths)
         own = self._owners(ids) == self._rank
         grouped, counts = self._grouped(steps[own], receivers[own])
-        return ids[own][grouped] - self.own_range.start, counts
+        return ids[own][grouped] - self.own_rows.start, counts
 
     def _owners(self, ids: SampleIds) -> SampleIds:
         return np.searchsorted(self._starts, ids, side="right") - 1
@@ -282,35 +323,34 @@ class ShardRouter:
         counts = np.bincount(keys, minlength=self._shape[0] * self._shape[1])
         return np.argsort(keys, kind="stable"), counts.reshape(self._shape)
 
+    def selections(self, routes: ShardRoutes) -> Iterator[ShardTransfer]:
+        numbers = upload(np.concatenate([routes.sends, routes.order, routes.ids]), self.device)
+        lengths = [len(routes.sends), len(routes.order), len(routes.ids)]
+        sends, order, ids = torch.split(numbers, lengths)
+        sent = pairwise(np.cumsum([0, *map(sum, routes.send_counts)]))
+        received = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
+        steps = zip(sent, received, routes.send_counts, routes.receive_counts, strict=True)
+        for (first, last), (start, stop), send_counts, receive_counts in steps:
+            own = slice(start, stop)
+            yield ShardTransfer(
+                ids[own], sends[first:last], send_counts, order[own], receive_counts
+            )
 
-@dataclass(frozen=True)
-class ShardTransfer:
-    """One step's exchange, as tensors on the device and counts; ``ids`` [n] are the batch's."""
+
+@dataclass(slots=True)
+class ShardTransfer(Selection):
+    """A selection from shards: one exchange per array, as tensors on the device and counts."""
 
     sends: Tensor
     send_counts: list[int]
     order: Tensor
     receive_counts: list[int]
-    ids: Tensor
 
     def gather(self, shard: Tensor) -> Tensor:
         """Return the batch's samples, from this shard and others; all ranks must call it."""
         chosen = shard.index_select(0, self.sends)
         received = all_to_all_samples(chosen, self.receive_counts, self.send_counts)
         return received.index_select(0, self.order)
-
-
-def shard_transfers(routes: ShardRoutes, device: torch.device) -> Iterator[ShardTransfer]:
-    """Yield the exchange of every step of an epoch; ``gather`` starts it."""
-    numbers = upload(np.concatenate([routes.sends, routes.order, routes.ids]), device)
-    lengths = [len(routes.sends), len(routes.order), len(routes.ids)]
-    sends, order, ids = torch.split(numbers, lengths)
-    sent = pairwise(np.cumsum([0, *map(sum, routes.send_counts)]))
-    received = pairwise(np.cumsum([0, *map(sum, routes.receive_counts)]))
-    steps = zip(sent, received, routes.send_counts, routes.receive_counts, strict=True)
-    for (first, last), (start, stop), send_counts, receive_counts in steps:
-        own = slice(start, stop)
-        yield ShardTransfer(sends[first:last], send_counts, order[own], receive_counts, ids[own])
 
 
 def sharding_note(data_name: str, ranks: int) -> str:
@@ -327,17 +367,13 @@ class ShardedSource(ResidentSource):
         self, arrays: DataSetArrays, sampler: BatchKeySampler, task: Task, device: torch.device
     ) -> None:
         slices = [sampler.slices_of(rank) for rank in range(task.world_size)]
-        self._router = ShardRouter(len(arrays.train_labels), slices, task.rank)
-        own = slice(self._router.own_range.start, self._router.own_range.stop)
-        super().__init__(arrays, sampler, device, own)
+        selector = ShardedSelector(len(arrays.train_labels), slices, task.rank, device)
+        super().__init__(arrays, sampler, device, selector)
         self.notes = (("sharded", sharding_note("training set", task.world_size)),)
 
-    def build_route(self, order: SampleIds) -> ShardRoutes:
-        return self._router.routes(order)
-
-    def batch_tensors(self, route: ShardRoutes) -> Iterator[Tensors]:
-        for transfer in shard_transfers(route, self._device):
-            yield transfer.gather(self._images), transfer.gather(self._labels), transfer.ids
+    def batch_tensors(self, prepared: Any) -> Iterator[Tensors]:
+        for selection in self._selector.selections(prepared):
+            yield selection.gather(self._images), selection.gather(self._labels), selection.ids
 
     def unpack(self, tensors: Tensors) -> SampleTensors:
         return SampleTensors(*tensors)

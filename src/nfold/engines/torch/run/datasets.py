@@ -1,18 +1,11 @@
-"""The samples of each rank in each step of a user's loader, and the reading of arrays.
-
-The order depends on seed and epoch only. A global batch is cut into micro-batches × ranks contiguous
-slices whose lengths differ by at most one: a batch that does not divide and an incomplete last batch
-are used whole.
-"""
+"""The settings of a user's loader, and the reading of arrays."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -21,84 +14,22 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
 
 from nfold.core.errors import UsageError
-from nfold.engines.sampling import SHUFFLE_KEY, RankSlice, permutation, split_batch
-from nfold.engines.torch.batch import BatchShare
+from nfold.engines.sampling import BatchDivision, RankSlice, SampleIds, epoch_order
 from nfold.engines.torch.devices import free_bytes
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.input.device_dataset import (
+    ArraySelector,
     EpochPrefetcher,
-    ShardRouter,
+    ShardedSelector,
     fits,
     fits_unsharded,
-    shard_transfers,
     sharding_note,
 )
 from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 
-
-@dataclass(frozen=True)
-class SampleSlice:
-    """Positions ``first`` to ``last`` - 1 of an epoch's order, and their share of the step.
-
-    A rank without a sample in a training step gets one that counts 0 (``is_padding``), because every
-    rank must take part in the exchange.
-    """
-
-    first: int
-    last: int
-    share: BatchShare
-    is_padding: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchDivision:
-    """Divides ``batch`` samples per step over ``ranks``, in ``micro_batches`` each."""
-
-    batch: int
-    rank: int
-    ranks: int
-    micro_batches: int = 1
-    drop_last: bool = False
-
-    def steps_per_epoch(self, samples: int) -> int:
-        whole = samples / self.batch
-        return math.floor(whole) if self.drop_last else math.ceil(whole)
-
-    def split(self, start: int, count: int) -> Iterator[SampleSlice]:
-        """Yield this rank's slices of the global batch of ``count`` samples from ``start`` on."""
-        pieces = split_batch(count, self.rank, self.ranks, self.micro_batches)
-        for number, piece in enumerate(pieces, start=1):
-            share = BatchShare(
-                count=len(piece),
-                global_count=count,
-                micro_batches=self.micro_batches,
-                is_last=number == self.micro_batches,
-            )
-            part = piece or range(1)
-            yield SampleSlice(start + part.start, start + part.stop, share, is_padding=not piece)
-
-    def epoch_slices(self, samples: int, skip: int = 0) -> Iterator[SampleSlice]:
-        """Yield this rank's slices of an epoch, from step ``skip`` on."""
-        for step in range(skip, self.steps_per_epoch(samples)):
-            start = step * self.batch
-            yield from self.split(start, min(self.batch, samples - start))
-
-    def rank_slices(self, samples: int, rank: int) -> list[RankSlice]:
-        return [
-            RankSlice(np.arange(part.first, part.last), part.share.count, part.share.global_count)
-            for part in replace(self, rank=rank).epoch_slices(samples)
-        ]
-
-
-def epoch_order(samples: int, *, seed: int, epoch: int, shuffle: bool) -> Tensor:
-    if not shuffle:
-        return torch.arange(samples)
-    return torch.from_numpy(permutation(seed, epoch, samples, SHUFFLE_KEY))
-
-
 # batch on the device, sample ids [n], epoch -> batch
 AugmentBatch = Callable[[Any, Tensor, int], Any]
-FetchedBatch = tuple[SampleSlice, Any, Tensor]  # a slice, its batch, its sample ids [n]
+FetchedBatch = tuple[RankSlice, Any, Tensor]  # a slice, its batch, its sample ids [n]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +51,7 @@ class LoaderConfig:
     collate: Callable[[list[Any]], Any] = default_collate
     options: dict[str, Any] = field(default_factory=dict)
 
-    def epoch_order(self, samples: int, epoch: int) -> Tensor:
+    def epoch_order(self, samples: int, epoch: int) -> SampleIds:
         return epoch_order(samples, seed=self.seed, epoch=epoch, shuffle=self.shuffle)
 
 
@@ -201,10 +132,11 @@ def iterator_factory(data: Any) -> Callable[[], Iterator[Any]]:
     )
 
 
+CPU = torch.device("cpu")
 LOADER_ADVICE = 'nfold.Run(input="loader")'
 
 
-def place_arrays(arrays: Any, config: LoaderConfig) -> ArrayReader | ShardedArrayReader:
+def place_arrays(arrays: Any, config: LoaderConfig) -> ArrayReader:
     """Return a reader of the arrays, placed as ``input`` says. Raises OutOfMemory.
 
     With ``resident`` all ranks must call this together.
@@ -213,59 +145,47 @@ def place_arrays(arrays: Any, config: LoaderConfig) -> ArrayReader | ShardedArra
     if config.input != "resident":
         fit = config.input is None and device.type == "cuda" and fits(needed, free)
         return ArrayReader(arrays, config, on_device=fit)
-    ranks = config.division.ranks
-    samples = sample_count(arrays)
+    division, samples = config.division, sample_count(arrays)
+    ranks = division.ranks
     if fits_unsharded(needed, samples, free, ranks=ranks, device=device, advice=LOADER_ADVICE):
         return ArrayReader(arrays, config, on_device=True)
-    if config.division.steps_per_epoch(samples) == 0:
+    if division.steps_per_epoch(samples) == 0:
         return ArrayReader(arrays, config, on_device=False)
-    return ShardedArrayReader(arrays, config)
+    if division.rank == 0:
+        warnings.warn(sharding_note("data set", ranks), stacklevel=6)  # run.loader's caller
+    return ArrayReader(arrays, config, on_device=True, sharded=True)
 
 
 class ArrayReader:
-    """Whole tensors, in memory or, ``on_device``, on the device: batches are indexed."""
+    """Arrays in memory or, ``on_device``, on the device: whole, or this rank's shard of them."""
 
-    def __init__(self, arrays: Any, config: LoaderConfig, *, on_device: bool) -> None:
-        self.samples: int | None = sample_count(arrays)
-        self._config = config
+    def __init__(
+        self, arrays: Any, config: LoaderConfig, *, on_device: bool, sharded: bool = False
+    ) -> None:
+        samples, division, device = sample_count(arrays), config.division, config.device
+        self.samples: int | None = samples
         self.on_device = on_device
-        self._arrays = to_device(arrays, config.device) if self.on_device else arrays
-
-    def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        config, samples = self._config, self.samples or 0
-        order = config.epoch_order(samples, epoch)
-        if self.on_device:
-            order = order.to(config.device)
-        for part in config.division.epoch_slices(samples, skip):
-            ids = order[part.first : part.last]
-            yield part, map_tensors(self._arrays, itemgetter(ids)), ids
-
-
-class ShardedArrayReader:
-    """This rank's shard of the arrays on its device; ranks exchange every batch."""
-
-    on_device = True
-
-    def __init__(self, arrays: Any, config: LoaderConfig) -> None:
-        self.samples: int | None = sample_count(arrays)
-        self._config = config
-        division = config.division
-        slices = [division.rank_slices(self.samples, rank) for rank in range(division.ranks)]
-        self._router = ShardRouter(self.samples, slices, division.rank)
-        own = slice(self._router.own_range.start, self._router.own_range.stop)
-        how: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
-        self._arrays = map_tensors(arrays, lambda whole: whole[own].to(config.device, **how))
+        self._division = division
+        self._slices = list(division.epoch_slices(samples))
+        self._selector = ArraySelector(self._slices, device if on_device else CPU)
+        if sharded:
+            ranks = [replace(division, rank=rank) for rank in range(division.ranks)]
+            slices = [list(each.epoch_slices(samples)) for each in ranks]
+            self._selector = ShardedSelector(samples, slices, division.rank, device)
+            own, contiguous = self._selector.own_rows, torch.contiguous_format
+            arrays = map_tensors(
+                arrays,
+                lambda whole: whole[own].to(device, copy=True, memory_format=contiguous),
+            )
+        elif on_device:
+            arrays = to_device(arrays, device)
+        self._arrays, prepare = arrays, self._selector.prepare
         self._prefetcher = EpochPrefetcher(
-            lambda epoch: self._router.routes(config.epoch_order(self.samples or 0, epoch).numpy())
+            lambda epoch: prepare(config.epoch_order(samples, epoch))
         )
-        if division.rank == 0:
-            warnings.warn(
-                sharding_note("data set", division.ranks), stacklevel=7
-            )  # run.loader's caller
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        division, samples = self._config.division, self.samples or 0
-        all_steps = shard_transfers(self._prefetcher.get(epoch), self._config.device)
-        transfers = islice(all_steps, skip * division.micro_batches, None)
-        for part, transfer in zip(division.epoch_slices(samples, skip), transfers, strict=True):
-            yield part, map_tensors(self._arrays, transfer.gather), transfer.ids
+        selections = self._selector.selections(self._prefetcher.get(epoch))
+        steps = zip(self._slices, selections, strict=True)
+        for part, selection in islice(steps, skip * self._division.micro_batches, None):
+            yield part, map_tensors(self._arrays, selection.gather), selection.ids

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from nfold.core.errors import DevicesMissing, MachineUnfit, UsageError
 from nfold.core.plan import Plan
 from nfold.engines.plan_rules import first_broken_rule
+from nfold.engines.torch.communication.data_parallel import join_process_group
+from nfold.engines.torch.torch_rules import script_rules
 
 THREADS_FOLDER = Path("/proc/self/task")
 POLL_S = 0.002
@@ -94,8 +96,7 @@ def join_job(device_type: str | None) -> Job:
         device_type or ("cuda" if torch.cuda.is_available() else "cpu"), local_rank
     )
     if world_size > 1 and not dist.is_initialized():
-        cuda = device.type == "cuda"
-        dist.init_process_group("nccl" if cuda else "gloo", device_id=device if cuda else None)
+        join_process_group(device)
         _leave_at_exit()
     return Job(rank=rank, local_rank=local_rank, world_size=world_size, device=device)
 
@@ -155,46 +156,12 @@ def complete_run_plan(plan: Plan, job: Job) -> Plan:
 
     Fields that change numbers (bf16, compression) keep their defaults.
     """
-    cpu = job.device.type == "cpu"
-    rules = {
-        "a PyTorch script needs framework 'torch'": plan.framework != "torch",
-        "devices differ from the ranks of this job; next: nfold run --devices N SCRIPT": (
-            plan.devices not in (None, job.world_size)
-        ),
-        "strategy 'dp' drives all devices from one process; next: omit strategy": (
-            plan.strategy == "dp"
-        ),
-        "strategy 'mirrored' is TensorFlow's, 'data_parallel' JAX's; next: omit strategy": (
-            plan.strategy in ("mirrored", "data_parallel")
-        ),
-        "step 'graph' is TensorFlow's; allowed are eager, compiled, captured, compiled+captured": (
-            plan.step == "graph"
-        ),
-        "input 'generator' and 'tf.data' are Keras's; allowed are loader and resident": (
-            plan.input in ("generator", "tf.data")
-        ),
-        "decode and cache apply only to nfold's own image files; next: omit them": (
-            plan.decode is not None or plan.cache != "off"
-        ),
-        "kernels and steps_per_execution apply only to nfold train and bench; next: omit them": (
-            plan.kernels != "default" or plan.steps_per_execution > 1
-        ),
-        "allocation applies only to TensorFlow and JAX; next: omit it": (
-            plan.allocation != "default"
-        ),
-        "run.loader(augment=...) runs on the device; next: augment in the data set": (
-            plan.augment == "cpu"
-        ),
-        "precisions tf32 and fp16 need a GPU; next: fp32 or bf16": (
-            plan.precision in ("tf32", "fp16") and cpu
-        ),
-    }
-    if reason := first_broken_rule(rules):
+    plan = plan.edit(device=job.device.type)
+    if reason := first_broken_rule(script_rules(plan, job.world_size)):
         raise UsageError(reason)
     precision = plan.precision or "fp32"
-    tensor_cores = job.device.type == "cuda" and precision != "fp32"
+    tensor_cores = plan.device == "cuda" and precision != "fp32"
     return plan.edit(
-        device=job.device.type,
         devices=job.world_size,
         precision=precision,
         layout=plan.layout or ("channels_last" if tensor_cores else "channels_first"),

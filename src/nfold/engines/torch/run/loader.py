@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from itertools import islice
 from numbers import Integral
 from typing import Any
@@ -21,16 +20,14 @@ from torch.utils.data import (
 )
 
 from nfold.core.errors import UnknownValue, UsageError
-from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
+from nfold.engines.sampling import BatchDivision
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.input.dataloader import identity, prefetch_to_device
+from nfold.engines.torch.input.dataloader import identity, loader_options, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
-    BatchDivision,
     FetchedBatch,
     LoaderConfig,
-    ShardedArrayReader,
     as_arrays,
     is_map_style,
     iterator_factory,
@@ -161,6 +158,12 @@ class RunLoader:
         self.position = LoaderPosition(epoch=position.epoch, step=position.step)
         self._in_epoch = False
 
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self.position)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seek(LoaderPosition(**state_dict))
+
     def __len__(self) -> int:
         samples = self._source.samples
         if samples is None:
@@ -217,7 +220,7 @@ class MapStyleReader:
         self.samples: int | None = len(data)  # type: ignore[arg-type]  # it has a length
         self._config = config
         self._sampler = _BatchListSampler()
-        options = _dataloader_options(config)
+        options = loader_options(config.workers, config.device.type, config.options)
         self._loader = DataLoader(
             data, batch_sampler=self._sampler, collate_fn=config.collate, **options
         )
@@ -225,9 +228,9 @@ class MapStyleReader:
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
         order = self._config.epoch_order(self.samples or 0, epoch)
         parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
-        ids = [order[part.first : part.last] for part in parts]
+        ids = [order[part.positions] for part in parts]
         self._sampler.batches = [each.tolist() for each in ids]
-        yield from zip(parts, self._loader, ids, strict=True)
+        yield from zip(parts, self._loader, map(torch.from_numpy, ids), strict=True)
 
 
 class _BatchListSampler(Sampler[list[int]]):
@@ -260,7 +263,7 @@ class IterableReader:
         if not self._config.workers:
             yield from batches
             return
-        options = {**_dataloader_options(self._config), "num_workers": 1}
+        options = loader_options(1, self._config.device.type, self._config.options)
         yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
 
 
@@ -275,15 +278,13 @@ class _IterableEpoch(IterableDataset[FetchedBatch]):
         while batch := list(islice(samples, division.batch)):
             if len(batch) < division.batch and division.drop_last:
                 return
-            for part in division.split(0, len(batch)):
-                ids = torch.arange(start + part.first, start + part.last)
-                yield part, self._config.collate(batch[part.first : part.last]), ids
+            for part in division.split(range(len(batch))):
+                own = [batch[position] for position in part.positions]
+                yield part, self._config.collate(own), torch.from_numpy(start + part.positions)
             start += len(batch)
 
 
-def _build_reader(
-    data: Any, config: LoaderConfig
-) -> ArrayReader | ShardedArrayReader | MapStyleReader | IterableReader:
+def _build_reader(data: Any, config: LoaderConfig) -> ArrayReader | MapStyleReader | IterableReader:
     arrays = as_arrays(data)
     collates = config.collate is not default_collate
     if arrays is not None and not collates:
@@ -301,20 +302,3 @@ def _build_reader(
     if is_map_style(data):
         return MapStyleReader(data, config)
     return IterableReader(iterator_factory(data), config)
-
-
-def _dataloader_options(config: LoaderConfig) -> dict[str, Any]:
-    return {
-        "num_workers": config.workers,
-        "persistent_workers": config.workers > 0,
-        "pin_memory": config.device.type == "cuda",
-        **config.options,
-        "worker_init_fn": partial(_init_worker, config.options.get("worker_init_fn")),
-    }
-
-
-def _init_worker(user_init: Callable[[int], Any] | None, worker: int) -> None:
-    die_with_parent()
-    torch.set_num_threads(1)
-    if user_init is not None:
-        user_init(worker)

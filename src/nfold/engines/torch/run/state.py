@@ -1,138 +1,39 @@
-"""The prepared objects of a Run, their checkpoints, and the bookkeeping of its steps."""
+"""What training needs to have prepared, and the bookkeeping of the steps of a Run."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from nfold.core.errors import UsageError
 from nfold.engines.base import Observer, Phase
-from nfold.engines.torch import checkpoint as files
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.communication.data_parallel import barrier
+from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
-from nfold.engines.torch.precision import LossScale
-from nfold.engines.torch.run.job import Job
-from nfold.engines.torch.run.loader import LoaderPosition, RunLoader
 from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions
 
 PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
 
 
-@dataclass
-class PreparedObjects:
-    """The state of training: prepared objects in order, loaders, and optimizer steps."""
-
-    models: list[nn.Module] = field(default_factory=list)
-    optimizers: list[Optimizer] = field(default_factory=list)
-    schedulers: list[LRScheduler] = field(default_factory=list)
-    loaders: list[RunLoader] = field(default_factory=list)
-    steps: int = 0
-
-    def missing_reason(self) -> str | None:
-        """Return what was not prepared although training needs it, or None."""
-        if not self.models:
-            return "no model is prepared: nfold exchanges no gradients; " + PREPARE_ADVICE
-        if not self.optimizers:
-            return f"no optimizer is prepared: steps and checkpoints lack it; {PREPARE_ADVICE}"
-        prepared = {parameter for model in self.models for parameter in model.parameters()}
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        missing = sum(p not in prepared for group in groups for p in group["params"])
-        if not missing:
-            return None
-        return (
-            f"an optimizer updates {missing} parameters of no prepared model: their gradients are "
-            "not exchanged and devices diverge; next: run.prepare(module) of their module"
-        )
-
-    def checkpoint_parts(self) -> dict[str, Any]:
-        kinds: dict[str, list[Any]] = {
-            "model": self.models,
-            "optimizer": self.optimizers,
-            "scheduler": self.schedulers,
-        }
-        return {
-            f"{kind}-{number}": part
-            for kind, parts in kinds.items()
-            for number, part in enumerate(parts)
-        }
-
-
-def save_checkpoint(
-    prepared: PreparedObjects,
-    folder: Path,
-    job: Job,
-    *,
-    scale: LossScale | None,
-    extra: dict[str, Any],
-    keep: int,
-) -> Path:
-    final = folder / f"step-{prepared.steps}"
-    staging = folder / f".{final.name}.new"
-    if job.is_main:
-        files.begin_checkpoint(staging)
-    barrier(job.world_size)
-    files.write_part(staging, f"random-{job.rank}", files.get_random_state())
-    if job.is_main:
-        parts = prepared.checkpoint_parts()
-        for name, part in parts.items():
-            files.write_part(staging, name, part.state_dict())
-        progress = {
-            "format": files.FORMAT,
-            "steps": prepared.steps,
-            "ranks": job.world_size,
-            "parts": list(parts),
-            "loaders": [[at.position.epoch, at.position.step] for at in prepared.loaders],
-            "scale": None if scale is None else scale.state(),
-            "extra": extra,
-        }
-        files.write_part(staging, "progress", progress)
-    barrier(job.world_size)
-    if job.is_main:
-        files.commit_checkpoint(staging, final, keep)
-    barrier(job.world_size)
-    return final
-
-
-def load_checkpoint(
-    prepared: PreparedObjects, checkpoint: Path, job: Job, scale: LossScale | None
-) -> dict[str, Any]:
-    """Restore ``checkpoint``; return the user's own values in it.
-
-    Raises UsageError if it holds other parts than were prepared. With another number of ranks,
-    samples and their order stay the same, but dropout draws differ.
-    """
-    progress = files.read_part(checkpoint, "progress")
-    if progress["parts"] != list(prepared.checkpoint_parts()):
-        raise UsageError(
-            f"{checkpoint} holds {', '.join(progress['parts'])}, prepared are "
-            f"{', '.join(prepared.checkpoint_parts())}; next: run.resume() after all run.prepare()"
-        )
-    if len(progress["loaders"]) != len(prepared.loaders):
-        raise UsageError(
-            f"{checkpoint} holds positions of {len(progress['loaders'])} loaders, this script has "
-            f"{len(prepared.loaders)}; next: run.resume() after all run.loader()"
-        )
-    for name, part in prepared.checkpoint_parts().items():
-        part.load_state_dict(files.read_part(checkpoint, name))
-    for loader, (epoch, step) in zip(prepared.loaders, progress["loaders"], strict=True):
-        loader.seek(LoaderPosition(epoch=epoch, step=step))
-    if scale is not None and progress["scale"] is not None:
-        scale.load(progress["scale"])
-    if progress["ranks"] == job.world_size:
-        files.set_random_state(files.read_part(checkpoint, f"random-{job.rank}"))
-    prepared.steps = progress["steps"]
-    extra: dict[str, Any] = progress["extra"]
-    return extra
+def missing_reason(prepared: TrainingState) -> str | None:
+    """Return what was not prepared although training needs it, or None."""
+    if not prepared.models:
+        return "no model is prepared: nfold exchanges no gradients; " + PREPARE_ADVICE
+    if not prepared.optimizers:
+        return f"no optimizer is prepared: steps and checkpoints lack it; {PREPARE_ADVICE}"
+    parameters = {parameter for model in prepared.models for parameter in model.parameters()}
+    groups = [group for optimizer in prepared.optimizers for group in optimizer.param_groups]
+    missing = sum(p not in parameters for group in groups for p in group["params"])
+    if not missing:
+        return None
+    return (
+        f"an optimizer updates {missing} parameters of no prepared model: their gradients are "
+        "not exchanged and devices diverge; next: run.prepare(module) of their module"
+    )
 
 
 Change = Callable[[], None]
@@ -142,7 +43,7 @@ Change = Callable[[], None]
 class RunBookkeeping:
     """Counts steps and steps schedules. Changes during a recording are deferred to its replays."""
 
-    prepared: PreparedObjects
+    prepared: TrainingState
     current_share: CurrentShare
     observer: Observer
     device: torch.device

@@ -21,9 +21,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
-from nfold.engines.checkpoint_folder import newest_checkpoint, skipped_checkpoints_warning
+from nfold.engines.checkpoint_folder import newest_checkpoint
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
+from nfold.engines.torch.checkpoint import (
+    TrainingState,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
@@ -35,16 +41,20 @@ from nfold.engines.torch.communication.data_parallel import (
 )
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.input.dataloader import to_device
-from nfold.engines.torch.layout import MEMORY_FORMATS, ChangedForward, subclass_with_forward
+from nfold.engines.torch.layout import (
+    MEMORY_FORMATS,
+    ChangedForward,
+    apply_layout,
+    subclass_with_forward,
+)
 from nfold.engines.torch.lr_schedule import intercept_steps
 from nfold.engines.torch.nested_tensors import map_tensors
 from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
-from nfold.engines.torch.run import state
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
-from nfold.engines.torch.run.state import RunBookkeeping
+from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
 from nfold.engines.torch.step.cuda_graph import make_capturable
 
 
@@ -62,9 +72,8 @@ def prepare_module(
     if isinstance(module, PreparedMarker):
         return module
     module.to(device)
-    memory = MEMORY_FORMATS[plan.layout or "channels_first"]
     if plan.layout == "channels_last":
-        module.to(memory_format=memory)  # type: ignore[call-overload]
+        apply_layout(module, plan.layout)
     synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
     module.__class__ = _prepared_class(type(module), plan, device)
     return module
@@ -105,11 +114,13 @@ class UserRun:
         self._job = job
         self._observer = observer
         self._current_share = CurrentShare(job.world_size)
-        self._prepared = state.PreparedObjects()
+        self._scale = LossScale() if plan.precision == "fp16" else None
+        self._prepared = TrainingState(
+            scaler=self._scale, capture_device=job.device if self._captures else None
+        )
         self._bookkeeping = RunBookkeeping(
             self._prepared, self._current_share, observer, job.device
         )
-        self._scale = LossScale() if plan.precision == "fp16" else None
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
@@ -266,7 +277,7 @@ class UserRun:
     def _begin_training(self) -> None:
         self._report_training()
         self._bookkeeping.begin_epoch()
-        reasons = [self._prepared.missing_reason()]
+        reasons = [missing_reason(self._prepared)]
         if self._evaluation_not_reduced():
             reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
         self._collectives_before_evaluation = None
@@ -351,13 +362,13 @@ class UserRun:
         not_reduced = self._evaluation_not_reduced()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
-        written = state.save_checkpoint(
+        written = save_checkpoint(
             self._prepared,
             path,
-            self._job,
-            scale=self._scale,
-            extra=values,
+            rank=self.rank,
+            world_size=self.world_size,
             keep=keep,
+            extra=values,
         )
         if not_reduced:  # the collectives of a checkpoint do not count
             self._collectives_before_evaluation = collective_count()
@@ -378,12 +389,9 @@ class UserRun:
         """
         path = Path(folder).resolve()
         self._resumed.add(path)
-        newest = newest_checkpoint(path)
+        newest = find_checkpoint(path, self.rank)
         if newest is None:
             return None
-        if self.is_main and (skipped := skipped_checkpoints_warning(path)):
-            warnings.warn(skipped, stacklevel=2)
-        values = state.load_checkpoint(self._prepared, newest, self._job, self._scale)
-        for optimizer in self._prepared.optimizers if self._captures else ():
-            make_capturable(optimizer, self.device)
+        saved = load_checkpoint(self._prepared, newest, rank=self.rank, world_size=self.world_size)
+        values: dict[str, Any] = saved.progress["extra"]
         return values

@@ -8,7 +8,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from nfold.core.errors import UsageError
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.communication.gradient_exchange import (
     FIRST_BUCKET_BYTES,
     ExchangeWait,

@@ -10,7 +10,7 @@ from torch import Tensor
 from made import arrays, task
 from nfold.engines.torch.batch import Batch, SampleTensors
 from nfold.engines.torch.input.dataloader import BatchKeySampler
-from nfold.engines.torch.input.device_dataset import ResidentSource, ShardedSource, ShardRouter
+from nfold.engines.torch.input.device_dataset import ResidentSource, ShardedSelector, ShardedSource
 from rank_threads import on_threads
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def test_every_sample_of_a_step_is_sent_once_and_padding_once_more() -> None:
         requested = task(batch=34, rank=rank, world_size=4)
         stream = BatchKeySampler(SAMPLES, requested)
         slices = [stream.slices_of(other) for other in range(4)]
-        routes = ShardRouter(SAMPLES, slices, rank).routes(stream.epoch_order(0))
+        routes = ShardedSelector(SAMPLES, slices, rank, CPU).prepare(stream.epoch_order(0))
         assert len(routes.sends) == np.sum(routes.send_counts)
         sent[rank] = np.sum(routes.send_counts, axis=1)
     assert sent.sum(axis=0).tolist() == [34, 34, 34, 4]
@@ -100,7 +100,7 @@ def test_fewer_samples_than_ranks_leave_shards_empty() -> None:
     requested = task(batch=4, world_size=4)
     stream = BatchKeySampler(3, requested)
     slices = [stream.slices_of(rank) for rank in range(4)]
-    shards = [ShardRouter(3, slices, rank) for rank in range(4)]
-    assert [len(each.own_range) for each in shards] == [0, 1, 1, 1]
+    shards = [ShardedSelector(3, slices, rank, CPU) for rank in range(4)]
+    assert [len(range(3)[each.own_rows]) for each in shards] == [0, 1, 1, 1]
     for each in shards:
-        assert len(each.routes(stream.epoch_order(0)).ids) == 1
+        assert len(each.prepare(stream.epoch_order(0)).ids) == 1

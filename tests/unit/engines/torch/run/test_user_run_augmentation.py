@@ -13,9 +13,10 @@ from torch.utils.data import TensorDataset
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.image_augmentation import Images
 from nfold.core.plan import Plan
+from nfold.engines.sampling import BatchDivision
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.run.augmentation import ImageAugmentation
-from nfold.engines.torch.run.datasets import BatchDivision, LoaderConfig
+from nfold.engines.torch.run.datasets import LoaderConfig
 from nfold.engines.torch.run.loader import LoaderPosition, RunLoader
 
 CPU = torch.device("cpu")

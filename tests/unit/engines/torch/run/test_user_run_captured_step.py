@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nfold.engines.base import Observer
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchShare
+from nfold.engines.torch.batch import CurrentShare
+from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.run.captured_step import CapturedStep
-from nfold.engines.torch.run.state import PreparedObjects, RunBookkeeping
+from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
 
 CPU = torch.device("cpu")
@@ -67,7 +69,7 @@ class Training:
         self.weight = nn.Parameter(torch.ones(2))
         self.rate = torch.tensor(0.5)
         self.optimizer = torch.optim.SGD([self.weight], lr=self.rate)
-        self.prepared = PreparedObjects(optimizers=[self.optimizer])
+        self.prepared = TrainingState(optimizers=[self.optimizer])
         self.current_share = CurrentShare(1)
         self.bookkeeping = RunBookkeeping(self.prepared, self.current_share, Observer(), CPU)
         self.calls = 0

@@ -19,8 +19,9 @@ from torch.utils.data import (
 )
 
 from nfold.core.errors import OutOfMemory, UnknownValue, UsageError
+from nfold.engines.sampling import BatchDivision
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.run.datasets import BatchDivision, LoaderConfig
+from nfold.engines.torch.run.datasets import LoaderConfig
 from nfold.engines.torch.run.loader import LoaderPosition, RunLoader, resolve_settings
 
 ALONE = LoaderConfig(

@@ -15,15 +15,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nfold.core.errors import OutOfMemory
-from nfold.engines.torch.batch import BatchShare, CurrentShare
+from nfold.engines.sampling import BatchDivision, BatchShare
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.input import device_dataset
-from nfold.engines.torch.input.device_dataset import all_to_all_samples
+from nfold.engines.torch.input.device_dataset import ShardedSelector, all_to_all_samples
 from nfold.engines.torch.run import datasets
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
-    BatchDivision,
     LoaderConfig,
-    ShardedArrayReader,
     place_arrays,
     total_bytes,
 )
@@ -50,6 +49,10 @@ def recipe(rank: int, ranks: int, batch: int, **changed: Any) -> LoaderConfig:
         division=division, device=torch.device("cpu"), seed=3, shuffle=True, train=True
     )
     return replace(plain, **changed)
+
+
+def is_sharded(reader: Any) -> bool:
+    return isinstance(reader, ArrayReader) and isinstance(reader._selector, ShardedSelector)
 
 
 def pretend(patch: pytest.MonkeyPatch, free: float) -> None:
@@ -79,7 +82,7 @@ def compare(
 
     def work(rank: int, where: str) -> Read:
         made, current_share = loader(data(), recipe(rank, ranks, batch, input=where, **fields))
-        assert isinstance(made._source, ShardedArrayReader) == (where == "resident")
+        assert is_sharded(made._source) == (where == "resident")
         made.seek(LoaderPosition(epoch=1, step=skip))
         return read(made, current_share)
 
@@ -129,14 +132,14 @@ def test_arrays_are_whole_sharded_or_refused_by_what_is_free(
     """On a host two ranks need two copies whole, or one in shards, of at most 80 % of it."""
     needed, how = total_bytes(data(40)), recipe(0, 2, 10, input="resident")
     pretend(monkeypatch, 2.5 * needed)
-    assert isinstance(place_arrays(data(40), how), ArrayReader)
+    assert not is_sharded(place_arrays(data(40), how))
     pretend(monkeypatch, 2.5 * needed - 1)
-    assert isinstance(place_arrays(data(40), how), ShardedArrayReader)
+    assert is_sharded(place_arrays(data(40), how))
     pretend(monkeypatch, 1.25 * needed - 1)
     sizes = r"needs 2.09e-06 GiB \(1.04e-06 GiB sharded\) on the host \(2 ranks\); allowed"
     with pytest.raises(OutOfMemory, match=sizes + r".*next: nfold\.Run\(input"):
         place_arrays(data(40), how)
-    assert isinstance(place_arrays(data(40), replace(how, input=None)), ArrayReader)
+    assert not is_sharded(place_arrays(data(40), replace(how, input=None)))
 
 
 def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +148,7 @@ def test_a_rank_holds_a_copy_of_its_part(monkeypatch: pytest.MonkeyPatch) -> Non
     held = []
     for rank in range(3):
         source = place_arrays(whole, recipe(rank, 3, 10, input="resident"))
-        assert isinstance(source, ShardedArrayReader)
+        assert is_sharded(source)
         held.append(source._arrays["x"])
     assert [len(part) for part in held] == [13, 13, 14]
     assert torch.equal(torch.cat(held), whole["x"])

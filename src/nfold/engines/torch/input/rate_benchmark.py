@@ -1,6 +1,6 @@
 """Measures the rates at which this machine reads the image files of a plan, in a process of its own.
 
-python -m nfold.engines.torch.input_benchmark
+python -m nfold.engines.torch.input.rate_benchmark
 
 reads a task as JSON and prints one JSON object, ``InputRates`` or ``{"error": ...}``. Workers are
 measured before CUDA starts: they are forks, as a loader's are.

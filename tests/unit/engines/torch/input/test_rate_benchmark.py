@@ -16,8 +16,8 @@ from nfold.core.plan import Plan
 from nfold.core.workload import Workload
 from nfold.data import photographs
 from nfold.engines.base import Task
-from nfold.engines.torch import input_benchmark
 from nfold.engines.torch.batch import Batch
+from nfold.engines.torch.input import rate_benchmark
 from nfold.engines.torch.input.dataloader import BatchKey, build_batch
 from photos import folders
 from repeated import repeated
@@ -42,15 +42,15 @@ class Broken(Dataset[Batch]):
 
 @repeated
 def test_a_worker_is_as_fast_as_its_calls_whatever_the_others_do() -> None:
-    found = input_benchmark.measure_worker(Slow(), 100, 3)
-    fastest = input_benchmark.WORKER_BATCH / PAUSE_S
+    found = rate_benchmark.measure_worker(Slow(), 100, 3)
+    fastest = rate_benchmark.WORKER_BATCH / PAUSE_S
     assert found.low <= found.value <= found.high <= fastest
     assert found.high > fastest / 5
 
 
 def test_a_worker_that_fails_is_an_error() -> None:
     with pytest.raises(MachineUnfit, match="worker process failed"):
-        input_benchmark.measure_worker(Broken(), 100, 2)
+        rate_benchmark.measure_worker(Broken(), 100, 2)
 
 
 def test_the_rates_of_a_plan_are_of_workers_and_device(
@@ -65,13 +65,13 @@ def test_the_rates_of_a_plan_are_of_workers_and_device(
         seen.append(task)
         return float(share)
 
-    monkeypatch.setattr(input_benchmark, "measure_device", rate_of)
+    monkeypatch.setattr(rate_benchmark, "measure_device", rate_of)
     host = machine()
     workload = Workload.parse("inception_v3:size=75,classes=2")
     plan = Plan(device="cpu", devices=2, batch=6).resolve(
         host, workloads.info(workload.name).defaults
     )
     task = Task(workload=workload, plan=plan, machine=host)
-    found = input_benchmark.measure_rates(task)
+    found = rate_benchmark.measure_rates(task)
     assert (found.decoder, found.device, seen) == (None, 3.0, [task])
     assert 0 < found.worker.low <= found.worker.value <= found.worker.high
