@@ -25,6 +25,7 @@ from nfold.engines.torch.batch import BatchShare, CurrentShare
 from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
+from nfold.instrument import torch_private
 
 PROBED_BYTES = (2**16, 2**20, 2**23)
 PROBE_REPEATS = 5
@@ -209,9 +210,7 @@ def barrier(world_size: int) -> None:
 
 def collective_count() -> int:
     """Return how many collectives the default process group has started on this rank."""
-    group: Any = dist.group.WORLD
-    count: int = group._get_sequence_number_for_group()
-    return count
+    return torch_private.collective_count(dist.group.WORLD)
 
 
 def sum_over_ranks(value: Any, device: torch.device, world_size: int) -> Any:
