@@ -72,8 +72,9 @@ def ddp_logging_data(ddp: Any) -> dict[str, Any]:
     return logged
 
 
-def collective_count(group: Any) -> int:
-    """Return how many collectives the group has started on this rank."""
+def collective_count() -> int:
+    """Return how many collectives the default process group has started on this rank."""
+    group: Any = distributed_c10d.GroupMember.WORLD
     count: int = group._get_sequence_number_for_group()
     return count
 

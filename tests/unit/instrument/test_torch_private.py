@@ -136,9 +136,9 @@ def test_process_groups(tmp_path: Any) -> None:
         ddp = DistributedDataParallel(nn.Linear(2, 2))
         ddp(torch.ones(1, 2)).sum().backward()
         assert "bucket_sizes" in torch_private.ddp_logging_data(ddp)
-        before = torch_private.collective_count(dist.group.WORLD)
+        before = torch_private.collective_count()
         dist.all_reduce(torch.ones(1))
-        assert torch_private.collective_count(dist.group.WORLD) == before + 1
+        assert torch_private.collective_count() == before + 1
         torch_private.default_store().set("key", "value")
     finally:
         dist.destroy_process_group()

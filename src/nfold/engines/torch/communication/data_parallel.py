@@ -25,7 +25,6 @@ from nfold.engines.torch.batch import BatchShare, CurrentShare
 from nfold.engines.torch.communication import gradient_exchange
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
-from nfold.instrument import torch_private
 
 PROBED_BYTES = (2**16, 2**20, 2**23)
 PROBE_REPEATS = 5
@@ -206,11 +205,6 @@ def barrier(world_size: int) -> None:
     if world_size > 1:
         on_gpu = dist.get_backend() == "nccl"
         dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
-
-
-def collective_count() -> int:
-    """Return how many collectives the default process group has started on this rank."""
-    return torch_private.collective_count(dist.group.WORLD)
 
 
 def sum_over_ranks(value: Any, device: torch.device, world_size: int) -> Any:
