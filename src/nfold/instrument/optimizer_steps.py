@@ -32,6 +32,7 @@ from nfold.engines.torch.communication.gradient_exchange import (
     ExchangeWait,
     split_into_buckets,
 )
+from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import is_sparse
 from nfold.instrument.rank_environment import RENDEZVOUS_VARIABLE
@@ -115,7 +116,8 @@ class OptimizerStepHooks:
         patches.wrap(GradScaler, "step", self._step_scaler)
         if self._exchange_wait.enabled:
             # In a forward, buffers are sent from rank 0, which waits for the others with gloo.
-            patches.wrap(DistributedDataParallel, "_sync_buffers", self._exchange_wait.add_call)
+            wrapper, name = DistributedDataParallel, torch_private.SYNC_BUFFERS
+            patches.wrap(wrapper, name, self._exchange_wait.add_call)
         self._hooks = (
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
@@ -397,7 +399,6 @@ class PostBackwardAllReduce:
         store = UNTYPED_DIST.PrefixStore("nfold", tcp_store)
         rank, world = self._task.rank, self._task.world_size
         if device.type == "cuda":
-            options = UNTYPED_C10D.ProcessGroupNCCL.Options()
-            options._timeout = timeout
+            options = torch_private.nccl_options(timeout)
             return UNTYPED_C10D.ProcessGroupNCCL(store, rank, world, options)
         return UNTYPED_C10D.ProcessGroupGloo(store, rank, world, timeout)

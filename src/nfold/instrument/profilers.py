@@ -25,12 +25,12 @@ from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
-from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from nfold.core.measurement import HostGapKind, HostGapLocation
 from nfold.core.script_profile import TraceSummary
 from nfold.core.source_location import find_user_frame, frame_line, is_user_code, path_in_package
+from nfold.instrument import torch_private
 
 TRACED_STEPS = 6  # after one step that warms the profiler up
 STEP_END_MARK = "nfold: a step ends"
@@ -63,7 +63,7 @@ class ProfilerTrace:
 
     def begin(self, *, cuda: bool) -> bool:
         """Begin tracing; return False if disabled or if the script runs a profiler itself."""
-        if not self._enabled or profiler._is_profiler_enabled:
+        if not self._enabled or torch_private.is_profiling():
             return False
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * cuda]
         self._profile = profile(activities=activities, record_shapes=True)

@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from nfold.core.plan import LONG_STEP_S
 from nfold.engines import interleaver
 from nfold.engines.base import Task
 from nfold.engines.recorder import RunLength
 from nfold.engines.torch.devices import Devices
+from nfold.instrument import torch_private
 from nfold.instrument.optimizer_steps import UNTYPED_DIST
 from nfold.instrument.profilers import ProfilerTrace
 from nfold.instrument.script_profiler import has_process_group
@@ -66,7 +66,7 @@ def agreed_value(key: str, own_value: bool, on_wait: Callable[[], None]) -> bool
 
 
 def _decision_store() -> Any:
-    return UNTYPED_DIST.PrefixStore("nfold-agreeing", distributed_c10d._get_default_store())
+    return UNTYPED_DIST.PrefixStore("nfold-agreeing", torch_private.default_store())
 
 
 # After this step the length of steps is known. An optimizer that steps in every fifth step of

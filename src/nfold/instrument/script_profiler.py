@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler
 
 from nfold.core.errors import Unsupported
@@ -37,6 +36,7 @@ from nfold.engines.torch.communication.data_parallel import (
 )
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.torch_settings import TorchSettings
+from nfold.instrument import torch_private
 from nfold.instrument.hooks.distributed_hooks import (
     LOCAL_COLLECTIVES,
     CollectiveHooks,
@@ -383,7 +383,9 @@ def detect_parallelism(
     models: Sequence[nn.Module] = (),
 ) -> Parallelism:
     """Return how the script uses several devices; ``models`` are the modules that it calls."""
-    if any(type(p).__name__ in SHARDED_TYPES or hasattr(p, "_is_flat_param") for p in parameters):
+    if any(
+        type(p).__name__ in SHARDED_TYPES or torch_private.is_flat_parameter(p) for p in parameters
+    ):
         return "tensor" if is_tensor_parallel(models) else "fsdp"
     if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
         return "pipeline"
@@ -472,7 +474,7 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
         "sparse_gradient_bytes": sum(p.nbytes for p in parameters if is_sparse(p.grad)),
         "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
-        "batch_norms": sum(isinstance(module, _BatchNorm) for module in modules),
+        "batch_norms": sum(isinstance(module, torch_private.BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
     }
 

@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_start_method
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,8 +28,13 @@ from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.engines import rank_process
 from nfold.engines.base import Observer, Task
-from nfold.instrument.hooks import patches
-from nfold.instrument.hooks.patches import BatchFunctionDecorator, Patches, TrainerDetector
+from nfold.instrument.hooks.patches import (
+    TENSOR_PARALLEL_MODULE,
+    BatchFunctionDecorator,
+    Patches,
+    TrainerDetector,
+    mark_parallelized,
+)
 from nfold.instrument.rank_environment import AffinityHook, has_own_world, rank_environment
 
 if TYPE_CHECKING:
@@ -42,10 +48,11 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     not, or if it exits with a code other than 0, and any exception of the script.
     """
     runs: list[InstrumentedRun] = []
+    patches = Patches()
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
     decorator = BatchFunctionDecorator(task.replay_hints.function_keys)
 
-    affinity, affinity_patches = AffinityHook(), Patches()
+    affinity = AffinityHook()
 
     def instrument(_torch: ModuleType) -> None:
         from nfold.instrument.session import InstrumentedRun
@@ -55,20 +62,19 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
 
     children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
-        children.install()
-        affinity.install(affinity_patches)
+        children.install(patches)
+        affinity.install(patches)
         decorator.install()
         call_after_import(
             {
                 "torch": instrument,
-                **trainers.import_actions(),
-                patches.TENSOR_PARALLEL_MODULE: patches.mark_parallelized,
+                **trainers.import_actions(patches),
+                TENSOR_PARALLEL_MODULE: partial(mark_parallelized, patches),
             }
         )
         _execute_script(task, runs, decorator)
-        affinity_patches.undo()
     decorator.uninstall()
-    children.uninstall()
+    patches.undo()
     return _finish_early(task, runs, observer)
 
 
@@ -206,14 +212,10 @@ class ChildTrainingDetector:
     def __init__(self, name: str, has_stepped: Callable[[], bool]) -> None:
         self._name = name
         self._has_stepped = has_stepped
-        self._patches = Patches()
 
-    def install(self) -> None:
-        self._patches.wrap(Popen, "wait", self._wait_for_popen)
-        self._patches.wrap(BaseProcess, "join", self._join_process)
-
-    def uninstall(self) -> None:
-        self._patches.undo()
+    def install(self, patches: Patches) -> None:
+        patches.wrap(Popen, "wait", self._wait_for_popen)
+        patches.wrap(BaseProcess, "join", self._join_process)
 
     def _wait_for_popen(self, original: Any, process: Any, timeout: float | None = None) -> Any:
         for seconds in self._check_intervals(process.pid) if timeout is None else ():

@@ -15,6 +15,7 @@ import pytest
 from nfold.core.errors import RunFailure
 from nfold.core.workload import Workload
 from nfold.instrument import script_rank
+from nfold.instrument.hooks.patches import Patches
 
 WAITS = """
 import sys, time
@@ -91,9 +92,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     monkeypatch.setattr(script_rank, "CHILD_CHECK_INTERVAL_S", 0.05)
     stepped = [False]
     others = script_rank.ChildTrainingDetector("launch.py", lambda: stepped[0])
-    others.install()
+    patches = Patches()
+    others.install(patches)
     yield stepped
-    others.uninstall()
+    patches.undo()
 
 
 def _started(tmp_path: Path, begins: str, *arguments: str) -> subprocess.Popen[bytes]:

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.layout import ChangedForward, subclass_with_forward
+from nfold.instrument.torch_private import BatchNorm, check_input_dimensions
 
 # renamed in torch 2.13
 ALL_GATHER: Callable[[Tensor, Tensor], Any] = (
@@ -58,10 +58,10 @@ def synchronize_batch_norm(module: nn.Module, plan: Plan, current_share: Current
         return
     for name, layer in module.named_modules():
         if isinstance(layer, SynchronizedMarker | nn.SyncBatchNorm) or not isinstance(
-            layer, _BatchNorm
+            layer, BatchNorm
         ):
             continue
-        if type(layer).forward is not _BatchNorm.forward:
+        if type(layer).forward is not BatchNorm.forward:
             raise UsageError(
                 f"batch_norm 'synchronised' cannot replace the forward of {name} "
                 f"({type(layer).__name__}); allowed are nn.BatchNorm1d, 2d and 3d; "
@@ -78,15 +78,15 @@ def _allow_single_value(module: nn.Module) -> None:
     """
     classes: dict[type[nn.Module], type[nn.Module]] = {}
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+        if isinstance(layer, BatchNorm) and type(layer).forward is BatchNorm.forward:
             original = type(layer)
             if original not in classes:
                 classes[original] = _single_value_class(original)
             layer.__class__ = classes[original]  # type: ignore[assignment]
 
 
-def _single_value_class(original: type[_BatchNorm]) -> type[nn.Module]:
-    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+def _single_value_class(original: type[BatchNorm]) -> type[nn.Module]:
+    def forward(self: BatchNorm, x: Tensor) -> Tensor:
         if self.training and x.numel() == x.shape[1]:
             return original.forward(self, torch.cat([x, x]))[:1]
         return original.forward(self, x)
@@ -107,13 +107,13 @@ class BatchNormSwitch:
 
 
 def _synchronized_class(
-    original: type[_BatchNorm], plan: Plan, current_share: CurrentShare
+    original: type[BatchNorm], plan: Plan, current_share: CurrentShare
 ) -> type[nn.Module]:
     normalize: Callable[..., Tensor] = _normalize
     if "compiled" in (plan.step or ""):
         normalize = torch.compiler.disable(normalize)  # type: ignore[no-untyped-call]
 
-    def forward(self: _BatchNorm, x: Tensor) -> Tensor:
+    def forward(self: BatchNorm, x: Tensor) -> Tensor:
         if self.training:
             return normalize(self, x, current_share.share)
         return original.forward(self, x)
@@ -121,8 +121,8 @@ def _synchronized_class(
     return subclass_with_forward(original, SynchronizedMarker, forward)
 
 
-def _normalize(layer: _BatchNorm, x: Tensor, share: BatchShare) -> Tensor:
-    layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+def _normalize(layer: BatchNorm, x: Tensor, share: BatchShare) -> Tensor:
+    check_input_dimensions(layer, x)
     statistics = gather_statistics(x.detach(), has_samples=share.count > 0)
     _update_running_statistics(layer, statistics)
     relative = share.weight * dist.get_world_size()
@@ -154,7 +154,7 @@ def gather_statistics(x: Tensor, *, has_samples: bool) -> BatchStatistics:
 
 
 @torch.no_grad()
-def _update_running_statistics(layer: _BatchNorm, statistics: BatchStatistics) -> None:
+def _update_running_statistics(layer: BatchNorm, statistics: BatchStatistics) -> None:
     if layer.running_mean is None or layer.running_var is None:
         return
     if layer.num_batches_tracked is not None:

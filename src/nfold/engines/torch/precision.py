@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nfold.core.errors import UsageError
+from nfold.instrument.torch_private import foreach_mul
 
 AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -69,7 +70,7 @@ class LossScale:
         parameters = list(parameters)
         earlier = _gradients(parameters)
         if earlier:
-            torch._foreach_mul_(earlier, self.scale)
+            foreach_mul(earlier, self.scale)
         (loss * self.scale).backward()  # type: ignore[no-untyped-call]
         self._backwards += 1
         gradients = _gradients(parameters)
@@ -80,7 +81,7 @@ class LossScale:
                 parameter.grad = None
             self.scale, self.good_steps = self.scale / 2, 0
             return
-        torch._foreach_mul_(gradients, 1 / self.scale)
+        foreach_mul(gradients, 1 / self.scale)
         self.good_steps += 1
         if self.good_steps == GROWTH_INTERVAL:
             self.scale, self.good_steps = self.scale * 2, 0

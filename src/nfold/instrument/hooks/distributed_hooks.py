@@ -17,7 +17,6 @@ from torch import Tensor, multiprocessing, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.join import Join
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
@@ -26,6 +25,7 @@ from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.data_parallel import NO_BUFFER_SYNC
 from nfold.engines.torch.communication.gradient_exchange import CompletedWork, select_ddp_hook
+from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches, PatchFactory
 from nfold.instrument.hooks.runtime_hooks import EventCounter, tensor_bytes
 from nfold.instrument.rank_environment import TORCHRUN_VARIABLES, drives_all_devices
@@ -57,7 +57,7 @@ class DataParallelHooks:
         patches.wrap(DistributedDataParallel, "__init__", self._construct_ddp)
         patches.wrap(DataParallel, "__init__", self._construct_dp)
         if not self._variant.is_baseline("exchange"):
-            for name in ("register_comm_hook", "_register_builtin_comm_hook"):
+            for name in ("register_comm_hook", torch_private.REGISTER_BUILTIN_HOOK):
                 patches.wrap(DistributedDataParallel, name, self._register_comm_hook)
         if not self._variant.is_baseline("synchronised_batch_norm"):
             patches.wrap(nn.SyncBatchNorm, "forward", self._sync_batch_norm)
@@ -91,7 +91,7 @@ class DataParallelHooks:
         """Return the facts of the first DDP, and the GPUs of the first DataParallel."""
         facts: dict[str, Any] = {"dp_devices": len(self.dp[0].device_ids or ()) if self.dp else 0}
         for ddp in self.ddp[:1]:
-            logged = ddp._get_ddp_logging_data()
+            logged = torch_private.ddp_logging_data(ddp)
             sizes = str(logged.get("rebuilt_bucket_sizes") or logged.get("bucket_sizes") or "")
             buffers = list(getattr(ddp, "modules_buffers", ()))
             broadcasts = any(getattr(ddp, name, False) for name in BUFFER_BROADCAST_ARGUMENTS)
@@ -116,7 +116,7 @@ class DataParallelHooks:
 
     def _sync_batch_norm(self, original: Any, module: Any, inputs: Tensor) -> Any:
         real = self._variant.current.synchronised_batch_norm
-        return (original if real else _BatchNorm.forward)(module, inputs)
+        return (original if real else torch_private.BatchNorm.forward)(module, inputs)
 
     def _construct_ddp(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> None:
         bound = DDP_SIGNATURE.bind(module, *args, **kwargs)

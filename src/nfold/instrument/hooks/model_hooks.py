@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from nfold.core.errors import Unsupported
 from nfold.core.source_location import display_filename
+from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import iter_tensors, sample_count
 
@@ -97,8 +98,9 @@ class ForwardObserver(ModuleCallHooks):
         self.stop()
         FORWARD_LISTENERS.append(self._on_forward)
         for module in self._outermost.values():
-            compiled = getattr(module, "_compiled_call_impl", None) is not None
-            if not compiled and not isinstance(module, torch.jit.ScriptModule):
+            if not torch_private.is_compiled(module) and not isinstance(
+                module, torch.jit.ScriptModule
+            ):
                 self._handles.append(module.register_forward_pre_hook(notify_forward))
 
     @property

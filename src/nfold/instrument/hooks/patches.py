@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nfold.core.import_hooks import ImportCallback
 from nfold.core.script_profile import TrainerKind
@@ -21,19 +21,32 @@ Replacement = Callable[[tuple[Any, ...], Iterator[Any]], Any]  # of the next bat
 PatchFactory = Callable[[Any], Any]  # from the original attribute to its replacement
 
 
-class Patches:
-    """A stack of replaced attributes of classes and modules."""
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """A replaced attribute; ``inherited`` from a base class of its owner."""
 
-    def __init__(self) -> None:
-        self._undo_stack: list[tuple[Any, str, Any, bool]] = []
+    owner: Any
+    name: str
+    original: Any
+    inherited: bool
+    patches: Patches
+
+
+class Patches:
+    """Attributes of classes and modules that are replaced together, and restored together.
+
+    All of a process are in one ``stack``, in order of replacement. docs/patches.md lists them.
+    """
+
+    stack: ClassVar[list[Patch]] = []
 
     def put(self, owner: Any, name: str, factory: PatchFactory) -> None:
         """Replace an attribute by ``factory(original)``; do nothing if it does not exist."""
-        before = getattr(owner, name, None)
-        if before is None:
+        original = getattr(owner, name, None)
+        if original is None:
             return
-        self._undo_stack.append((owner, name, before, name in vars(owner)))
-        setattr(owner, name, factory(before))
+        self.stack.append(Patch(owner, name, original, name not in vars(owner), self))
+        setattr(owner, name, factory(original))
 
     def wrap(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Replace a function or method by ``function(original, *args, **kwargs)``."""
@@ -49,12 +62,12 @@ class Patches:
 
     def undo(self) -> None:
         """Restore all attributes in reverse order; delete those that a class had inherited."""
-        while self._undo_stack:
-            owner, name, before, own = self._undo_stack.pop()
-            if own:
-                setattr(owner, name, before)
+        for patch in [patch for patch in reversed(self.stack) if patch.patches is self]:
+            self.stack.remove(patch)
+            if patch.inherited:
+                delattr(patch.owner, patch.name)
             else:
-                delattr(owner, name)
+                setattr(patch.owner, patch.name, patch.original)
 
 
 # By module: the class, the method to wrap, the trainer.
@@ -82,8 +95,9 @@ class TrainerDetector:
         self._world_size = world_size
         self._creation_lines: dict[str, str | None] = {}
 
-    def import_actions(self) -> dict[str, ImportCallback]:
-        return dict.fromkeys(TRAINER_CLASSES, self._patch_trainer)
+    def import_actions(self, patches: Patches) -> dict[str, ImportCallback]:
+        """Return the functions to call after the imports of the trainers' modules."""
+        return dict.fromkeys(TRAINER_CLASSES, functools.partial(self._patch_trainer, patches))
 
     @property
     def used(self) -> TrainerKind:
@@ -93,18 +107,16 @@ class TrainerDetector:
     def creation_line(self) -> str | None:
         return self._creation_lines.get(self.used)
 
-    def _patch_trainer(self, module: ModuleType) -> None:
+    def _patch_trainer(self, patches: Patches, module: ModuleType) -> None:
         name, method, kind = TRAINER_CLASSES[module.__name__]
-        owner, counted = getattr(module, name), kind in WITH_DEVICE_COUNT
+        counted = kind in WITH_DEVICE_COUNT
         overrides = {"devices": self._world_size, "num_nodes": 1} if counted else {}
-        original = getattr(owner, method)
 
-        @functools.wraps(original)
-        def construct(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        def construct(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
             self._creation_lines.setdefault(kind, current_user_line())
             return original(trainer, *args, **{**kwargs, **overrides})
 
-        setattr(owner, method, construct)
+        patches.wrap(getattr(module, name), method, construct)
 
 
 if TYPE_CHECKING:
@@ -118,17 +130,15 @@ def is_tensor_parallel(models: Iterable[nn.Module]) -> bool:
     return any(TENSOR_PARALLEL_MARK in vars(part) for model in models for part in model.modules())
 
 
-def mark_parallelized(module: ModuleType) -> None:
+def mark_parallelized(patches: Patches, module: ModuleType) -> None:
     """Mark tensor-parallel modules: their parameters are DTensors, as under FSDP2."""
-    original = module.parallelize_module
 
-    @functools.wraps(original)
-    def parallelize_module(*args: Any, **kwargs: Any) -> Any:
+    def parallelize_module(original: Any, *args: Any, **kwargs: Any) -> Any:
         parallelized = original(*args, **kwargs)
         vars(parallelized)[TENSOR_PARALLEL_MARK] = True
         return parallelized
 
-    vars(module)["parallelize_module"] = parallelize_module
+    patches.wrap(module, "parallelize_module", parallelize_module)
 
 
 DECORATOR_NAME = "_nfold_batch_function"  # name of a builtin

@@ -22,6 +22,7 @@ from torch.fx import traceback as stacks
 from nfold.core.script_profile import SourceLocation
 from nfold.core.source_location import current_user_call, find_user_frame, frame_line, is_user_code
 from nfold.engines.interleaver import ActiveVariant
+from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import record_source
 from nfold.instrument.profilers import dimension_order
@@ -136,8 +137,8 @@ def _record_layout_copy(
 
 
 def _changes_dimension_order(source: Tensor, target: Tensor) -> bool:
-    base = source if source._base is None else source._base
-    if source.device != target.device or target._base is base:
+    base, target_base = torch_private.base(source), torch_private.base(target)
+    if source.device != target.device or target_base is (source if base is None else base):
         return False
     before = dimension_order(source.shape, source.stride())
     if source.shape != target.shape:
@@ -183,7 +184,7 @@ def is_sparse(tensor: Tensor | None) -> bool:
 def tensor_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor; of a COO tensor, of its values and indices."""
     if tensor.layout is torch.sparse_coo:
-        return tensor._values().nbytes + tensor._indices().nbytes
+        return torch_private.coo_bytes(tensor)
     return tensor.nbytes
 
 

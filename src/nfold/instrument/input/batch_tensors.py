@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nfold.core.errors import Unsupported
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
+from nfold.instrument import torch_private
 
 TensorFunction = Callable[[Tensor], Tensor]
 NO_ATTRIBUTE_TYPES = (Tensor, Mapping, list, tuple, nn.Module, type)
@@ -35,7 +36,7 @@ def iter_tensors(batch: Any) -> Iterator[Tensor]:
 def _dense_tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         is_dense = batch.layout is torch.strided and not batch.is_nested
-        if is_dense and not torch._C._functorch.is_functorch_wrapped_tensor(batch):
+        if is_dense and not torch_private.is_functorch_wrapped(batch):
             yield batch
     elif isinstance(batch, Mapping | list | tuple):
         for value in batch.values() if isinstance(batch, Mapping) else batch:
@@ -180,7 +181,8 @@ def origins(tensor: Tensor) -> Iterator[Tensor]:
         if origin is None:
             return
         yield origin
-        origin = getattr(origin, SOURCE_ATTRIBUTE, None) if origin._base is None else origin._base
+        base = torch_private.base(origin)
+        origin = getattr(origin, SOURCE_ATTRIBUTE, None) if base is None else base
 
 
 class DeviceTransferTracker:
@@ -287,4 +289,4 @@ def _batch_bytes(batch: Any) -> int:
 
 
 def _batch_version(batch: Any) -> int:
-    return sum(tensor._version for tensor in iter_tensors(batch))
+    return sum(torch_private.version(tensor) for tensor in iter_tensors(batch))

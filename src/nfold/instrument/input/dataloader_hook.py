@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler
-from torch.utils.data import dataloader as torch_dataloader
 
 from nfold.core.errors import Unsupported
 from nfold.core.script_profile import DataLoaderProfile
@@ -50,6 +49,7 @@ from nfold.instrument.input.epoch_passes import (
 from nfold.instrument.input.fetch_times import WeakIdentityDict
 from nfold.instrument.input.marked_batches import MarkedBatches, NestedLoaders
 from nfold.instrument.rank_environment import computes_slice
+from nfold.instrument.torch_private import NEXT_INDEX, BaseDataLoaderIter
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class DataLoaderHook:
         patches.put(DataLoader, "__iter__", wrap_iter)
         patches.wrap(DataLoader, "__init__", self._construct_loader)
         patches.wrap(OneCycleLR, "step", step_one_cycle)
-        warm_up.wrap(torch_dataloader._BaseDataLoaderIter, "_next_index", record_next_index)
+        warm_up.wrap(BaseDataLoaderIter, NEXT_INDEX, record_next_index)
 
     def mark_batches(self, iterable: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches as a loader that feeds the training; a DataLoader is one already."""

@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import Any, Generic, TypeVar
 
-from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import fetch
 
 from nfold.core.measurement import FetchStats
 from nfold.core.script_profile import FetchLine
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.fetch_lines import FetchLineSampler
+from nfold.instrument.torch_private import FETCHERS, BaseDataLoaderIter
 
 LEDGER_ROWS = 256  # workers of a loader beyond this number share rows
 # batches, seconds, seconds of waiting, bytes read, bytes read from a disk
@@ -81,8 +80,8 @@ class FetchTimer:
         """
         self._on_worker_start = on_worker_start
         if thread_usage() is not None:
-            patches.wrap(torch_dataloader._BaseDataLoaderIter, "__init__", self._construct_iterator)
-        for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            patches.wrap(BaseDataLoaderIter, "__init__", self._construct_iterator)
+        for kind in FETCHERS:
             patches.wrap(kind, "fetch", self._fetch)
 
     def total(self, loader: Any, companions: Iterable[Any] = ()) -> FetchTotal:

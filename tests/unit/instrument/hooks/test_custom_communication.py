@@ -55,7 +55,7 @@ class DTensor(nn.Parameter):
 def test_tensor_parallel_and_fsdp_are_distinguished() -> None:
     package = ModuleType(patches_module.TENSOR_PARALLEL_MODULE)
     vars(package)["parallelize_module"] = lambda module, **_: module
-    patches_module.mark_parallelized(package)
+    patches_module.mark_parallelized(Patches(), package)
     whole, parts = model(), nn.Sequential(model())
     assert vars(package)["parallelize_module"](parts[0], mesh=None) is parts[0]
     held = [DTensor(torch.zeros(1))]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nfold.core.source_location import display_path
-from nfold.instrument.hooks.patches import TRAINER_CLASSES, TrainerDetector
+from nfold.instrument.hooks.patches import TRAINER_CLASSES, Patches, TrainerDetector
 
 SOURCE = """
 class Made:
@@ -29,7 +29,7 @@ def defined(trainers: TrainerDetector, name: str) -> Any:
     exec(compile(SOURCE, "<made>", "exec"), vars(module))
     owner: Any = vars(module)["Made"]
     setattr(module, TRAINER_CLASSES[name][0], owner)
-    trainers.import_actions()[name](module)
+    trainers.import_actions(Patches())[name](module)
     return owner
 
 

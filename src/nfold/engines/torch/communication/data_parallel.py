@@ -211,13 +211,6 @@ def barrier(world_size: int) -> None:
         dist.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
-def collective_count() -> int:
-    """Return how many collectives the default process group has started on this rank."""
-    group: Any = dist.group.WORLD
-    count: int = group._get_sequence_number_for_group()
-    return count
-
-
 def sum_over_ranks(value: Any, device: torch.device, world_size: int) -> Any:
     """Return the sum over all ranks: of a number, a number of its kind; of a tensor, a tensor."""
     if isinstance(value, Tensor):

@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from nfold.core.errors import UsageError
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.batch import CurrentShare
+from nfold.instrument.torch_private import foreach_add, foreach_copy, queue_backward_callback
 
 ALIGNMENT = 8  # numbers: 16 bytes of the smallest type that has gradients
 
@@ -96,9 +97,7 @@ class Bucket:
             view.zero_()
         taken = [(view, g) for view, g in pairs if g is not None and not _same_memory(view, g)]
         flags = self._flags(gradients)
-        torch._foreach_copy_(
-            [*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags]
-        )
+        foreach_copy([*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags])
 
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         if all(gradient is not None for gradient in gradients):
@@ -113,7 +112,7 @@ class Bucket:
         pairs = [(v, g) for v, g in zip(self.views, gradients, strict=True) if g is not None]
         if pairs:
             views, added = map(list, zip(*pairs, strict=True))
-            torch._foreach_add_(views, added, alpha=weight)
+            foreach_add(views, added, alpha=weight)
         self._used.add_(self._flags(gradients))
 
     def clear_gradients(self) -> None:
@@ -328,8 +327,7 @@ class GradientExchange:
                 "a second backward before optimizer.step(); next: one backward per step"
             )
         self._running = True
-        # DistributedDataParallel and FSDP use the same callback for the end of backward.
-        torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
+        queue_backward_callback(self._finish_backward)
 
     def _launch_bucket(self, bucket: Bucket) -> None:
         self._next += 1
@@ -417,7 +415,7 @@ class ExchangeWait:
         return result
 
     def _on_begin(self, _gradient: Tensor) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(self._on_end)
+        queue_backward_callback(self._on_end)
 
     def _on_end(self) -> None:
         self._computed_at = time.monotonic()

@@ -35,6 +35,7 @@ from nfold.engines.torch.input.dataloader import (
     copy_batch,
 )
 from nfold.engines.torch.input.device_dataset import available_bytes, copy_in_chunks, fits_unsharded
+from nfold.instrument import torch_private
 
 CHANNELS = 3
 # bytes that a 32-bit index reaches; 64-bit arithmetic takes twice the memory bandwidth
@@ -198,7 +199,7 @@ def shared_tensor(*shape: int) -> Tensor:
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     count = int(np.prod(shape))
-    storage = torch.UntypedStorage._new_shared(count)  # type: ignore[no-untyped-call]
+    storage = torch_private.new_shared_storage(count)
     return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
 
 

@@ -34,7 +34,6 @@ from nfold.engines.torch.communication.data_parallel import (
     GRADIENT_DTYPES,
     apply_in_place,
     average_buffers,
-    collective_count,
     measure_bucket_bytes,
     sum_over_ranks,
     weighted_mean,
@@ -56,6 +55,7 @@ from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
 from nfold.engines.torch.step.cuda_graph import make_capturable
+from nfold.instrument.torch_private import collective_count
 
 
 class PreparedMarker(ChangedForward): ...

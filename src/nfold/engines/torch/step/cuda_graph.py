@@ -26,6 +26,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from nfold.engines.torch.batch import Tensors, tensor_signature
 from nfold.engines.torch.nested_tensors import map_tensors
+from nfold.instrument import torch_private
 
 MEMSET_NODE_TYPE = 2  # CUgraphNodeType
 LOSSY_QUERY = 402  # error of the driver for edges with data
@@ -289,7 +290,7 @@ class GraphReplay:
 
     def __call__(self, tensors: Tensors) -> Any:
         pairs = [(own, new) for own, new in zip(self._inputs, tensors, strict=True) if new.numel()]
-        torch._foreach_copy_([own for own, _ in pairs], [new for _, new in pairs])
+        torch_private.foreach_copy([own for own, _ in pairs], [new for _, new in pairs])
         self._graph.replay()
         self._repeat()
         return map_tensors(self._result, _copy)
@@ -339,7 +340,7 @@ class CapturedFunction:
 
 def _copy(tensor: Tensor) -> Tensor:
     copy = torch.empty_like(tensor)
-    torch._foreach_copy_([copy], [tensor])
+    torch_private.foreach_copy([copy], [tensor])
     return copy
 
 
@@ -380,4 +381,4 @@ def captured_settings(optimizer: Optimizer) -> Hashable:
 def lr_versions(optimizer: Optimizer) -> list[int]:
     """Return how often each learning rate that is a tensor was changed in place."""
     rates = [group["lr"] for group in optimizer.param_groups]
-    return [rate._version for rate in rates if isinstance(rate, Tensor)]
+    return [torch_private.version(rate) for rate in rates if isinstance(rate, Tensor)]

@@ -1,0 +1,85 @@
+"""The private names of PyTorch that nfold uses. Each exists in PyTorch 2.9 to 2.13.
+
+Only ``nfold.launch``, which must not import torch, has private names of its own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import profiler
+from torch.distributed import distributed_c10d
+from torch.nn.modules import batchnorm
+from torch.utils.data import dataloader
+from torch.utils.data._utils import fetch
+
+BatchNorm = batchnorm._BatchNorm
+BaseDataLoaderIter = dataloader._BaseDataLoaderIter
+FETCHERS = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+foreach_add = torch._foreach_add_
+foreach_copy = torch._foreach_copy_
+foreach_mul = torch._foreach_mul_
+is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+default_store: Any = distributed_c10d._get_default_store
+new_shared_storage: Any = torch.UntypedStorage._new_shared
+# Calls a function at the end of the current backward, as DistributedDataParallel and FSDP do.
+queue_backward_callback: Any = torch.autograd.Variable._execution_engine.queue_callback
+
+# Methods that are patched.
+NEXT_INDEX = "_next_index"  # of BaseDataLoaderIter
+REGISTER_BUILTIN_HOOK = "_register_builtin_comm_hook"  # of DistributedDataParallel
+SYNC_BUFFERS = "_sync_buffers"  # of DistributedDataParallel
+
+
+def base(view: Tensor) -> Tensor | None:
+    """Return the tensor whose memory a view shares."""
+    return view._base
+
+
+def version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return tensor._version
+
+
+def coo_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a COO tensor, which need not be coalesced."""
+    return tensor._values().nbytes + tensor._indices().nbytes
+
+
+def check_input_dimensions(layer: batchnorm._BatchNorm, x: Tensor) -> None:
+    layer._check_input_dim(x)  # type: ignore[no-untyped-call]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_flat_parameter(parameter: Tensor) -> bool:
+    """Return whether FullyShardedDataParallel made the parameter."""
+    return hasattr(parameter, "_is_flat_param")
+
+
+def is_profiling() -> bool:
+    return profiler._is_profiler_enabled
+
+
+def ddp_logging_data(ddp: Any) -> dict[str, Any]:
+    logged: dict[str, Any] = ddp._get_ddp_logging_data()
+    return logged
+
+
+def collective_count() -> int:
+    """Return how many collectives the default process group has started on this rank."""
+    group: Any = distributed_c10d.GroupMember.WORLD
+    count: int = group._get_sequence_number_for_group()
+    return count
+
+
+def nccl_options(timeout: timedelta) -> Any:
+    options = distributed_c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return options
