@@ -51,7 +51,6 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     patches = Patches()
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
     decorator = BatchFunctionDecorator(task.replay_hints.function_keys)
-
     affinity = AffinityHook()
 
     def instrument(_torch: ModuleType) -> None:

@@ -24,6 +24,7 @@ from nfold.instrument.hooks.patches import (
     TrainerDetector,
     mark_parallelized,
 )
+from nfold.instrument.rank_environment import AffinityHook
 from nfold.instrument.script_rank import ChildTrainingDetector
 from nfold.instrument.session import InstrumentedRun
 from test_architecture import ROOT
@@ -86,7 +87,9 @@ def instrumented_process(variant: Variant) -> Iterator[InstrumentedRun]:
     task = dataclasses.replace(script_task(variant, world_size=2), interleaved_variants=variants)
     patches, trainers = Patches(), TrainerDetector(1)
     decorator = BatchFunctionDecorator(["train.py:1 batches"] if variant else [])
-    run = InstrumentedRun(task, RecordingObserver(), trainers)
+    affinity = AffinityHook()
+    affinity.install(patches)
+    run = InstrumentedRun(task, RecordingObserver(), trainers, affinity)
     ChildTrainingDetector("train.py", lambda: False).install(patches)
     decorator.install()
     run.install()
