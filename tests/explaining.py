@@ -126,7 +126,7 @@ def target(script: Scenario, store: Memory | None = None, run: Any = None) -> Wo
     )
 
 
-def ladder(scaling: Scaling = "strong", **changes: Any) -> ExperimentDesign:
+def experiment_design(scaling: Scaling = "strong", **changes: Any) -> ExperimentDesign:
     asked = {"framework": "simulated", "device": "cuda", "devices": 2, "batch": 200, "steps": 1}
     return ExperimentDesign(plan=plan(HOST, **{**asked, **changes}), scaling=scaling)
 
@@ -136,7 +136,7 @@ def explained(
 ) -> Budget:
     """The whole experiment on the virtual clock."""
     experiment = Experiment(target(script), TimeBudget(seconds), ExperimentEvents())
-    measured = experiment.run(ladder(scaling, **changes))
+    measured = experiment.run(experiment_design(scaling, **changes))
     return build_budget("digits", measured, experiment.results)
 
 
