@@ -105,14 +105,14 @@ class FindingBuilder:
     def _multi_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
         attribution, costs = self.attribution, self.attribution.costs[cause.id]
         lost, achieved = self._loss(cause.id), attribution.achieved_ms
-        cost, without = self.fit.interval(lost), self._rate_without_cause(cause)
+        cost, (total, without) = self.fit.interval(lost), self._total_and_rate_without(cause)
         # Which samples ranks processed is a fact, however noisy their times are.
         undivided = cause is UNDIVIDED_WORK and attribution.work_is_undivided
         parts = {name: component(costs, name) for name in costs.components(self.view)}
         found = Finding(
             cause=cause.id,
             lost_ms=cost,
-            multi_device_total_ms=self._total_ms(cause),
+            multi_device_total_ms=total,
             predicted_speedup=self._predicted_speedup(costs, lost),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
@@ -135,11 +135,12 @@ class FindingBuilder:
             return view.step(self.design.one_device("real"))
 
         estimate, step_ms = costs.direct_estimate(), self.fit.value(step)
-        cost, without = estimate or self.fit.interval(lost), self._rate_without_cause(cause)
+        cost = estimate or self.fit.interval(lost)
+        total, without = self._total_and_rate_without(cause)
         found = Finding(
             cause=cause.id,
             lost_ms=cost,
-            multi_device_total_ms=self._total_ms(cause) if costs.trials else cost,
+            multi_device_total_ms=total if costs.trials else cost,
             predicted_speedup=self.fit.interval(gained),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
@@ -163,12 +164,14 @@ class FindingBuilder:
         actual = self.design.actual()
         return lambda view: lost_ms(view) + more * epochs.ms_per_step(view, actual)
 
-    def _total_loss(self, cause: Cause) -> Statistic | None:
-        """Return all that a step on N devices loses to a cause, None if it is not known."""
+    def _total_and_rate_without(self, cause: Cause) -> tuple[Interval | None, Interval | None]:
+        """Return all that a step on N devices loses to a cause, and samples/s without; if known."""
         costs = self.attribution.costs[cause.id]
         if costs.trials and not costs.evidence(self.view):
-            return None
-        return self._loss(cause.id) if cause is UNDIVIDED_WORK else costs.total_ms
+            return None, None
+        total = self._loss(cause.id) if cause is UNDIVIDED_WORK else costs.total_ms
+        one = self.design.single_device_script
+        return self.fit.interval(total), None if one else self.attribution.samples_per_s(total)
 
     def _one_device_loss(self, cause: str) -> Statistic:
         """Return what one device loses to a cause by itself, at least 0."""
@@ -184,14 +187,6 @@ class FindingBuilder:
             return most
         least = self._speedup_after(costs.gained_ms)
         return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
-
-    def _total_ms(self, cause: Cause) -> Interval | None:
-        total = self._total_loss(cause)
-        return None if total is None else self.fit.interval(total)
-
-    def _rate_without_cause(self, cause: Cause) -> Interval | None:
-        total = None if self.design.single_device_script else self._total_loss(cause)
-        return None if total is None else self.attribution.samples_per_s(total)
 
     def _with_best_fix(
         self, found: Finding, step_ms: float, *, one_device: bool = False

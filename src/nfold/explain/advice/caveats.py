@@ -89,7 +89,6 @@ def collect_caveats(
     for kind, most in results.unstable_steps().items():
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
-    known = results.caveats()
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
@@ -98,7 +97,9 @@ def collect_caveats(
         )
         yield Caveat(kind="uneven_batches", text=text)
     others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
-    yield from (caveat for caveat in known if caveat.kind not in others)
+    every = [caveat for run in results.measurements() for caveat in run.warnings]
+    first = {caveat.kind: caveat for caveat in reversed(every)}  # of every kind
+    yield from (caveat for kind, caveat in first.items() if kind not in others)
     if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         text = (
             "too few repeats to know how runs differ: intervals come from inside single runs, or "

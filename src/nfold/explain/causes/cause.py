@@ -56,7 +56,8 @@ class Cause:
 
     def costs(self, design: ExperimentDesign) -> CostModel:
         """Return its trials and costs in an experiment."""
-        return self.model(design, self.contrasts(design), self.one_device_contrasts(design))
+        single = self.one_device_contrasts(design)
+        return self.model(design, self.contrasts(design), single, self.same_loss)
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         """Return the fixes to measure on N devices, by flag or advice.

@@ -28,7 +28,7 @@ class Contrast:
     ``metric`` and ``base_metric`` are the steps that count. ``less`` is a part that belongs to
     another cause or to one device. ``real`` is the same contrast with the real input. ``name`` is
     that of a component of the cost. The trial without the cause is measured first if
-    ``base_first``.
+    ``base_first``. ``estimate`` is the cost if only the probe run shows it.
     """
 
     trial: Trial
@@ -39,6 +39,7 @@ class Contrast:
     less: Contrast | None = None
     real: Contrast | None = None
     base_first: bool = False
+    estimate: Interval | None = None
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -47,6 +48,8 @@ class Contrast:
 
     def cost_ms(self, view: MetricView) -> Samples:
         """Return the cost with the input of the trials."""
+        if self.estimate is not None:
+            return self.estimate.value
         cost = self.metric(view, self.trial) - self.base_metric(view, self.base)
         return cost if self.less is None else cost - self.less.cost_ms(view)
 
@@ -91,6 +94,7 @@ class CostModel:
     design: ExperimentDesign
     contrasts: tuple[Contrast, ...] = ()
     one_device_contrasts: tuple[Contrast, ...] = ()
+    same_loss: bool = False  # N devices and one lose the same time
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -132,7 +136,10 @@ class CostModel:
 
     def total_ms(self, view: MetricView) -> Samples:
         """Return what a step on N devices loses, with what one device loses too."""
-        return np.maximum(0.0, sum(self._known_ms(view)))
+        single = self.one_device_trials
+        one_ms = self.one_device_ms(view) if single and view.has(*single) else 0.0
+        both = self.lost_ms(view) if self.evidence(view) else 0.0, one_ms
+        return np.maximum(0.0, np.maximum(*both) if self.same_loss else sum(both))
 
     def one_device_ms(self, view: MetricView) -> Samples:
         """Return what a step of one device alone loses."""
@@ -140,7 +147,8 @@ class CostModel:
 
     def direct_estimate(self) -> Interval | None:
         """Return ``one_device_ms`` with its interval if only the probe run shows it."""
-        return None
+        estimates = (one.estimate for one in self.one_device_contrasts)
+        return next(filter(None, estimates), None)
 
     def floor_ms(self) -> float:
         """Return a lower bound of the step of one device without the cause."""
@@ -148,12 +156,6 @@ class CostModel:
 
     def _measured_contrasts(self, view: MetricView) -> list[Contrast]:
         return [one for one in self.contrasts if view.has(*one.trials)]
-
-    def _known_ms(self, view: MetricView) -> tuple[Samples, Samples]:
-        # The costs of N devices and of one.
-        single = self.one_device_trials
-        one_ms = self.one_device_ms(view) if single and view.has(*single) else 0.0
-        return self.lost_ms(view) if self.evidence(view) else 0.0, one_ms
 
 
 def one_device_trials_and_step(costs: CostModel) -> tuple[Trial, ...]:

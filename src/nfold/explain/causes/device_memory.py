@@ -97,6 +97,19 @@ class LayoutCause(Cause):
             return "no step of the script was profiled" if design.profile.trace is None else None
         return None if design.plan.device == "cuda" else "CPU devices do not use cuDNN"
 
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        own, copies = design.one_device(design.cheapest_input), _layout_copy_ms(design)
+        if design.profile is None:
+            return (Contrast(own, own.edit(layout=_other_layout(design))),)
+        if not _is_transposed(design):
+            real = design.one_device("real")
+            return (Contrast(real, real, estimate=copies),)
+
+        def step_and_copies(view: MetricView, trial: Trial) -> Samples:
+            return copies.value + view.step(trial)
+
+        return (Contrast(own, own.under(channels_last=True), metric=step_and_copies),)
+
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is None:
             return f"--layout {_other_layout(design)}"
@@ -114,33 +127,7 @@ class LayoutCause(Cause):
         return {advice: design.actual("real", channels_last=True)}
 
 
-class LayoutCosts(CostModel):
-    """The layout copies in a trace, and the difference to the other layout where it is measured."""
-
-    @property
-    def one_device_trials(self) -> tuple[Trial, ...]:
-        design = self.design
-        own = design.one_device(design.cheapest_input)
-        if design.profile is None:
-            return (own, own.edit(layout=_other_layout(design)))
-        if _is_transposed(design):
-            return (own, own.under(channels_last=True))
-        return (design.one_device("real"),)
-
-    def one_device_ms(self, view: MetricView) -> Samples:
-        estimate = self.direct_estimate()
-        if estimate is not None:
-            return estimate.value
-        own, other = map(view.step, self.one_device_trials)
-        return _layout_copy_ms(self.design).value + own - other
-
-    def direct_estimate(self) -> Interval | None:
-        if self.design.profile is None or _is_transposed(self.design):
-            return None
-        return _layout_copy_ms(self.design)
-
-
-LAYOUT = LayoutCause("layout", occupies_device=True, model=LayoutCosts)
+LAYOUT = LayoutCause("layout", occupies_device=True)
 
 
 def _layout_copy_ms(design: ExperimentDesign) -> Interval:

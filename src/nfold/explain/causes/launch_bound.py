@@ -95,9 +95,6 @@ class LaunchCosts(CostModel):
         share, whole = view.step(design.one_device("real")), view.step(design.baseline)
         return (design.devices * share - whole) / (design.devices - 1)
 
-    def total_ms(self, view: MetricView) -> Samples:
-        return np.maximum(0.0, np.maximum(*self._known_ms(view)))
-
     def floor_ms(self) -> float:
         return (device_busy_ms(self.design) or 0.0) if _uses_trace(self.design) else 0.0
 
