@@ -127,7 +127,7 @@ def target(script: Scenario, store: Memory | None = None, run: Any = None) -> Wo
     )
 
 
-def ladder(scaling: Scaling = "strong", **changes: Any) -> ExperimentDesign:
+def experiment_design(scaling: Scaling = "strong", **changes: Any) -> ExperimentDesign:
     asked = {"framework": "simulated", "device": "cuda", "devices": 2, "batch": 200, "steps": 1}
     return ExperimentDesign(plan=plan(HOST, **{**asked, **changes}), scaling=scaling)
 
@@ -139,7 +139,7 @@ def explained(
     key = repr((script, scaling, seconds, changes))
     if key not in EXPLAINED:
         experiment = Experiment(target(script), TimeBudget(seconds), ExperimentEvents())
-        measured = experiment.run(ladder(scaling, **changes))
+        measured = experiment.run(experiment_design(scaling, **changes))
         EXPLAINED[key] = build_budget("digits", measured, experiment.results)
     return EXPLAINED[key]
 

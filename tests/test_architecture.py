@@ -293,6 +293,47 @@ def repeated_modules(package: Package) -> Iterator[str]:
             yield f"{name}: {', '.join(found)}"
 
 
+MAX_PUBLIC_MEMBERS = 12
+LARGE_CLASSES = (
+    "ArrayDevice",
+    "ConvDevice",
+    "DataLoaderHook",
+    "HandoffFolder",
+    "Intervention",
+    "Interventions",  # one attribute per intervention
+    "JaxBackend",
+    "NvmlDevice",
+    "ScriptProfiler",
+    "TensorFlowBackend",
+    "TorchCudaDevice",
+    "UserRun",
+)
+"""Classes that have more public members."""
+
+
+def large_classes(package: Package) -> Iterator[str]:
+    """Yield classes with many public members: methods, properties and class attributes.
+
+    Fields of instances and inherited members do not count.
+    """
+    for module in package.modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef) and node.name not in LARGE_CLASSES:
+                count = len({name for name in _member_names(node) if not name.startswith("_")})
+                if count > MAX_PUBLIC_MEMBERS:
+                    yield module.at(node.lineno, f"{node.name} has {count} public members")
+
+
+def _member_names(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each.name
+        elif isinstance(each, ast.Assign):
+            yield from map(ast.unparse, each.targets)
+        elif isinstance(each, ast.AnnAssign) and "ClassVar" in ast.unparse(each.annotation):
+            yield ast.unparse(each.target)
+
+
 def import_cycle(package: Package) -> list[str]:
     """Return the files of one import cycle, empty if there is none; lazy imports count."""
     graph = {
@@ -336,6 +377,10 @@ def test_class_names_are_unique() -> None:
 
 def test_module_names_are_unique() -> None:
     assert show(repeated_modules(source_package())) == ""
+
+
+def test_no_class_has_many_public_members() -> None:
+    assert show(large_classes(Package(SOURCE))) == ""
 
 
 def test_there_is_no_import_cycle() -> None:
@@ -440,6 +485,15 @@ def test_an_import_of_nothing_is_found(planted: Path, tmp_path: Path) -> None:
         "nfold.core.plan.Gone",
         "nfold.core.gone.json",
     ]
+
+
+@pytest.mark.parametrize("member", ["@property\n    def m{0}(self): ...", "m{0} = 1"])
+def test_a_class_with_many_public_members_is_found(planted: Path, member: str) -> None:
+    for count, found in ((12, 0), (13, 1)):
+        members = "\n    ".join(member.format(n) for n in range(count))
+        fields = "_private = 1\n    field: int = 1"
+        (planted / "core/plan.py").write_text(f"class Plan:\n    {fields}\n    {members}\n")
+        assert len(list(large_classes(Package(planted)))) == found
 
 
 def test_a_cycle_and_a_repeated_class_are_found(planted: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
-from explaining import ladder, runner, target
+from explaining import experiment_design, runner, target
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
@@ -98,7 +98,7 @@ def explain(kind: str, seed: int) -> list[Row]:
         clock = Clock(runner(scenario))
         time_budget = TimeBudget(budget, now=lambda clock=clock: clock.now)  # type: ignore[misc]
         experiment = Experiment(target(scenario, None, clock), time_budget, ExperimentEvents())
-        design = experiment.run(ladder(batch=200))
+        design = experiment.run(experiment_design(batch=200))
         found = build_budget("coverage", design, experiment.results)
         known = {row.cause: row.lost_ms for row in found.rows if row.cause in INJECTED}
         rows += [

@@ -1,4 +1,4 @@
-"""Every rung of the ladder in real processes on CPU devices."""
+"""Every variant in real processes on CPU devices."""
 
 from __future__ import annotations
 

@@ -69,6 +69,10 @@ class DataLoaderProfile:
     in_generator: bool = False
     created_at: str | None = None
 
+    def steps_per_epoch(self, batch: int | None) -> int | None:
+        """Return the steps at a global batch size; None if the length of an epoch is unknown."""
+        return None if self.dataset_size is None else -(-self.dataset_size // (batch or 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FetchLine:
@@ -227,6 +231,16 @@ class ScriptProfile:
     @property
     def has_no_optimizer(self) -> bool:
         return self.optimizers == (NO_OPTIMIZER,)
+
+    @property
+    def training_loader(self) -> DataLoaderProfile:
+        """The DataLoader that feeds the training, or an empty profile."""
+        return self.loader or DataLoaderProfile()
+
+    @property
+    def uses_fsdp(self) -> bool:
+        """Return whether FSDP shards the parameters over ranks."""
+        return self.parallel == "fsdp"
 
     @property
     def exchanges_all_gradients(self) -> bool:

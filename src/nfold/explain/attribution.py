@@ -22,10 +22,12 @@ from nfold.explain.advice.caveats import (
     short_step_caveats,
     unmeasured_causes,
 )
-from nfold.explain.cause_costs import Attribution
-from nfold.explain.causes import CAUSES, Cause, applicable_causes
-from nfold.explain.causes.cause import remaining_ms
-from nfold.explain.causes.work_division import UndividedWorkCause
+from nfold.explain.cause_costs import Attribution, remaining_ms
+from nfold.explain.causes import CAUSES, CAUSES_BY_ID, Cause, applicable_causes
+from nfold.explain.causes.cause import skipped_reason
+from nfold.explain.causes.cost_model import CostModel, component, one_device_trials_and_step
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.work_division import UNDIVIDED_WORK
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import RESAMPLES, BootstrapFit, MetricView, Statistic
 from nfold.explain.estimate.samples import Samples, ratio
@@ -70,118 +72,136 @@ def cause_pairs(design: ExperimentDesign, findings: Sequence[Finding]) -> Iterat
         yield CausePair(pair, (design.actual(), *trials))
 
 
-class FindingBuilder(Attribution):
+class FindingBuilder:
     """Builds findings: what a cause costs N devices or one device, and what would remove it."""
 
-    @property
-    def causes(self) -> list[Cause]:
-        """The causes that apply to the design."""
-        return [
-            one for one in applicable_causes(self.design) if not one.skipped_reason(self.design)
-        ]
+    def __init__(self, attribution: Attribution) -> None:
+        self.attribution, self.fit = attribution, attribution.fit
+        self.design, self.results = attribution.design, attribution.results
+        self.view = attribution.view
 
     def multi_device_findings(self) -> list[Finding]:
         """Return what N devices lose, the largest first."""
-        evidence = ((c, c.available_trials(self.design, self.view)) for c in self.causes)
+        evidence = {name: c.evidence(self.view) for name, c in self.attribution.costs.items()}
         return _ordered(
-            self._multi_device_finding(c, t) for c, t in evidence if self._is_determined(c, t)
+            self._multi_device_finding(CAUSES_BY_ID[name], trials)
+            for name, trials in evidence.items()
+            if trials and self.attribution.costs[name].is_determined(self.view)
         )
 
     def one_device_findings(self) -> list[Finding]:
         """Return what one device loses by itself, the largest first."""
-        return _ordered(map(self._one_device_finding, self._one_device_causes()))
+        evidence = self._one_device_evidence()
+        return _ordered(
+            self._one_device_finding(CAUSES_BY_ID[name], trials)
+            for name, trials in evidence.items()
+        )
 
-    def _one_device_causes(self) -> list[Cause]:
-        return [
-            c for c in self.causes if self._is_determined(c, c.one_device_evidence(self.design))
-        ]
-
-    def _is_determined(self, cause: Cause, trials: Sequence[Trial]) -> bool:
-        measured = bool(trials) and self.results.has(trials)
-        return measured and cause.is_determined(self.design, self.view)
+    def _one_device_evidence(self) -> dict[str, tuple[Trial, ...]]:
+        costs, view = self.attribution.costs, self.view
+        every = {name: one_device_trials_and_step(model) for name, model in costs.items()}
+        measured = {name: own for name, own in every.items() if own and self.results.has(own)}
+        return {name: own for name, own in measured.items() if costs[name].is_determined(view)}
 
     def _multi_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
-        lost, achieved = self.loss(cause), self.achieved_ms
-        cost, without = self.fit.interval(lost), self._rate_without_cause(cause)
+        attribution, costs = self.attribution, self.attribution.costs[cause.id]
+        lost, achieved = self._loss(cause.id), attribution.achieved_ms
+        cost, (total, without) = self.fit.interval(lost), self._total_and_rate_without(cause)
         # Which samples ranks processed is a fact, however noisy their times are.
-        undivided = isinstance(cause, UndividedWorkCause) and self.work_is_undivided
-        parts = cause.components(self.design, self.view)
+        undivided = cause is UNDIVIDED_WORK and attribution.work_is_undivided
+        parts = {name: component(costs, name) for name in costs.components(self.view)}
         found = Finding(
             cause=cause.id,
             lost_ms=cost,
-            multi_device_total_ms=self._total_ms(cause),
-            predicted_speedup=self._predicted_speedup(cause, lost),
+            multi_device_total_ms=total,
+            predicted_speedup=self._predicted_speedup(costs, lost),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
             fix=cause.fix(self.design, self.view),
-            evidence=self.results.ids([*trials, *cause.refining_trials(self.design)]),
+            evidence=self.results.ids([*trials, *costs.refining_trials]),
             significant=undivided or self.fit.is_significant(cost, lost, achieved),
-            components=tuple(
-                (name, self.fit.interval(self.component(cause, name))) for name in parts
-            ),
+            components=tuple((name, self.fit.interval(part)) for name, part in parts.items()),
         )
-        return self._with_best_fix(cause, found, self.fit.value(achieved))
+        return self._with_best_fix(found, self.fit.value(achieved))
 
-    def _one_device_finding(self, cause: Cause) -> Finding:
-        lost = functools.partial(cause.one_device_ms, self.design)
-        floor_ms = cause.floor_ms(self.design)
+    def _one_device_finding(self, cause: Cause, trials: Sequence[Trial]) -> Finding:
+        costs = self.attribution.costs[cause.id]
+        lost, floor_ms = costs.one_device_ms, costs.floor_ms()
 
         def gained(view: MetricView) -> Samples:
-            own = self.one_device_step_ms(view)
+            own = self.attribution.one_device_step_ms(view)
             return own / remaining_ms(own, np.maximum(0.0, lost(view)), floor_ms)
 
         def step(view: MetricView) -> Samples:
             return view.step(self.design.one_device("real"))
 
-        estimate, step_ms = cause.direct_estimate(self.design), self.fit.value(step)
-        cost, without = estimate or self.fit.interval(lost), self._rate_without_cause(cause)
-        trials = (*cause.one_device_evidence(self.design), *cause.refining_trials(self.design))
+        estimate, step_ms = costs.direct_estimate(), self.fit.value(step)
+        cost = estimate or self.fit.interval(lost)
+        total, without = self._total_and_rate_without(cause)
         found = Finding(
             cause=cause.id,
             lost_ms=cost,
-            multi_device_total_ms=self._total_ms(cause)
-            if cause.multi_device_trials(self.design)
-            else cost,
+            multi_device_total_ms=total if costs.trials else cost,
             predicted_speedup=self.fit.interval(gained),
             predicted_samples_per_s=without,
             bound_samples_per_s=without,
             fix=cause.one_device_fix(self.design, self.view),
-            evidence=self.results.ids(trials),
+            evidence=self.results.ids((*trials, *costs.refining_trials)),
             significant=exceeds_noise(estimate, step_ms)
             if estimate
             else self.fit.is_significant(cost, lost, step),
         )
-        return self._with_best_fix(cause, found, step_ms, one_device=True)
+        return self._with_best_fix(found, step_ms, one_device=True)
 
-    def _predicted_speedup(self, cause: Cause, lost: Statistic) -> Interval:
-        most = self.speedup_after(lambda view: np.maximum(0.0, lost(view)))
-        view = self.view
-        if cause.gained_ms(self.design, view) == cause.lost_ms(self.design, view):
+    def _loss(self, cause: str) -> Statistic:
+        """Return what N devices lose to a cause beyond what one loses."""
+        lost_ms = self.attribution.costs[cause].lost_ms
+        if cause == UNDIVIDED_WORK.id and not self.attribution.work_is_undivided:
+            return lambda view: 0.0
+        if not self.attribution.work_is_undivided or cause != EPOCH_BOUNDARY.id:
+            return lost_ms
+        # The same samples are N times as many epochs, with N times as many boundaries.
+        epochs, more = EPOCH_BOUNDARY.costs(self.design), self.design.devices - 1
+        actual = self.design.actual()
+        return lambda view: lost_ms(view) + more * epochs.ms_per_step(view, actual)
+
+    def _total_and_rate_without(self, cause: Cause) -> tuple[Interval | None, Interval | None]:
+        """Return all that a step on N devices loses to a cause, and samples/s without; if known."""
+        costs = self.attribution.costs[cause.id]
+        if costs.trials and not costs.evidence(self.view):
+            return None, None
+        total = self._loss(cause.id) if cause is UNDIVIDED_WORK else costs.total_ms
+        one = self.design.single_device_script
+        return self.fit.interval(total), None if one else self.attribution.samples_per_s(total)
+
+    def _one_device_loss(self, cause: str) -> Statistic:
+        """Return what one device loses to a cause by itself, at least 0."""
+        lost_ms = self.attribution.costs[cause].one_device_ms
+        return (lambda view: 0.0) if lost_ms(self.view) <= 0 else lost_ms
+
+    def _speedup_after(self, gained_ms: Statistic) -> Interval:
+        return self.fit.interval(lambda view: self.attribution.speedup(view, gained_ms(view)))
+
+    def _predicted_speedup(self, costs: CostModel, lost: Statistic) -> Interval:
+        most = self._speedup_after(lambda view: np.maximum(0.0, lost(view)))
+        if costs.gained_ms(self.view) == costs.lost_ms(self.view):
             return most
-        least = self.speedup_after(functools.partial(cause.gained_ms, self.design))
+        least = self._speedup_after(costs.gained_ms)
         return Interval(least.value, least.low, max(most.high or 0.0, least.high or 0.0))
 
-    def _total_ms(self, cause: Cause) -> Interval | None:
-        known = cause.is_resolved(self.design, self.view)
-        return self.fit.interval(self.total_loss(cause)) if known else None
-
-    def _rate_without_cause(self, cause: Cause) -> Interval | None:
-        if self.design.single_device_script or not cause.is_resolved(self.design, self.view):
-            return None
-        return self.samples_per_s(self.total_loss(cause))
-
     def _with_best_fix(
-        self, cause: Cause, found: Finding, step_ms: float, *, one_device: bool = False
+        self, found: Finding, step_ms: float, *, one_device: bool = False
     ) -> Finding:
         """Add the best measured fix of a cost that may matter, if it gains more than the noise.
 
         A measured gain makes the finding significant, however uncertain its cost is.
         """
+        attribution = self.attribution
         worth = found.significant or found.lost_ms.value > MIN_STEP_FRACTION * step_ms
-        fixes = self.measured_fixes(cause) if worth else {}
-        saved = {f: functools.partial(self.saved_ms, t) for f, t in fixes.items()}
+        fixes = attribution.measured_fixes(found.cause) if worth else {}
+        saved = {f: functools.partial(attribution.saved_ms, t) for f, t in fixes.items()}
         flag = max(saved, key=lambda flag: saved[flag](self.view), default="")
-        if not flag or not self.is_faster(fixes[flag]):
+        if not flag or not attribution.is_faster(fixes[flag]):
             return found
         evidence = (*found.evidence, *self.results.ids([fixes[flag]]))
         own_speedup = one_device and self.design.devices > 1
@@ -190,8 +210,8 @@ class FindingBuilder(Attribution):
             fix=flag,
             predicted_speedup=found.predicted_speedup
             if own_speedup
-            else self.speedup_after(saved[flag]),
-            predicted_samples_per_s=self.samples_per_s(saved[flag]),
+            else self._speedup_after(saved[flag]),
+            predicted_samples_per_s=attribution.samples_per_s(saved[flag]),
             evidence=tuple(dict.fromkeys(evidence)) if one_device else evidence,
             significant=True,
             fix_measured=True,
@@ -211,13 +231,28 @@ class FindingBuilder(Attribution):
 
     def device_bound(self) -> Speed | None:
         """Return one device without everything that it loses by itself, None if nothing is known."""
-        causes = self._one_device_causes()
-        if not causes:
+        costs = {name: self._one_device_loss(name) for name in self._one_device_evidence()}
+        if not costs:
             return None
-        costs = {cause: self.one_device_loss(cause) for cause in causes}
-        step_ms = functools.partial(self.compute_ms, costs)
+        step_ms = functools.partial(self.attribution.compute_ms, costs)
         rate = self.fit.interval(lambda view: 1e3 * self.design.batch_per_device / step_ms(view))
         return Speed(samples_per_s=rate, step_ms=self.fit.interval(step_ms))
+
+    def not_significant_ms(self, rows: Sequence[Finding]) -> Interval:
+        """Return the sum of all findings within the noise."""
+        loss = self._loss if self.design.devices > 1 else self._one_device_loss
+        costs = [loss(row.cause) for row in rows if not row.significant]
+        return self.fit.interval(lambda view: sum(cost(view) for cost in costs))
+
+    def not_attributed_ms(self, rows: Sequence[Finding]) -> Interval:
+        """Return what is missing to N-fold speed less all findings."""
+        costs = [self._loss(row.cause) for row in rows]
+
+        def residual(view: MetricView) -> Samples:
+            missing = self.attribution.achieved_ms(view) - self.attribution.ideal_ms(view)
+            return missing - sum(cost(view) for cost in costs)
+
+        return self.fit.interval(residual)
 
 
 def _ordered(findings: Iterable[Finding]) -> list[Finding]:
@@ -232,9 +267,9 @@ def break_even_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     batch = design.plan.batch or 1
     single = design.baseline
     if design.scaling == "weak":
-        single = design.one_device("real", batch=BATCH_FACTOR * design.batch_per_device)
-    larger = design.with_plan(batch=BATCH_FACTOR * batch)
-    return (design.actual(), larger, design.one_device("real"), single)
+        single = single.edit(batch=BATCH_FACTOR * design.batch_per_device)
+    full = design.actual()
+    return (full, full.edit(batch=BATCH_FACTOR * batch), design.one_device("real"), single)
 
 
 def find_break_even_batch(
@@ -277,21 +312,22 @@ def build_budget(
     target: str, design: ExperimentDesign, results: TrialResults, *, resamples: int = RESAMPLES
 ) -> Budget:
     """Return the result of an experiment; the baseline and the actual run must be measured."""
-    builder = FindingBuilder(design, results, resamples)
+    attribution = Attribution(design, results, resamples)
+    builder, fit, view = FindingBuilder(attribution), attribution.fit, attribution.view
     rows, single = builder.multi_device_findings(), builder.one_device_findings()
-    speedup = builder.fit.interval(builder.speedup)
-    account_builder = StepAccountBuilder(builder, [*rows, *single])
+    speedup = fit.interval(attribution.speedup)
+    account_builder = StepAccountBuilder(attribution, [*rows, *single])
     account = account_builder.build()
-    view, failure = builder.view, design.multi_process_failure
+    failure = design.multi_process_failure
     return Budget(
         target=target,
         plan=design.plan,
         scaling=design.scaling,
-        one_device=builder.speed(design.baseline),
-        n_devices=builder.speed(
-            design.actual(), design.devices if builder.work_is_undivided else 1
+        one_device=attribution.speed(design.baseline),
+        n_devices=attribution.speed(
+            design.actual(), design.devices if attribution.work_is_undivided else 1
         ),
-        ideal_ms=builder.fit.interval(builder.ideal_ms),
+        ideal_ms=fit.interval(attribution.ideal_ms),
         speedup=speedup,
         rows=tuple(rows),
         one_device_rows=tuple(single),
@@ -300,18 +336,18 @@ def build_budget(
         not_significant_ms=builder.not_significant_ms(rows if design.devices > 1 else single),
         not_attributed_ms=builder.not_attributed_ms(rows),
         training_errors=find_training_errors(
-            builder.caveat_texts, builder.duplicated_epochs, design.facts
+            attribution.caveat_texts, attribution.duplicated_epochs, design.facts
         ),
         caveats=(
-            *faster_library_caveats(design, results, builder.fit.value(builder.achieved_ms)),
+            *faster_library_caveats(design, results, fit.value(attribution.achieved_ms)),
             *short_step_caveats(design, float(view.step(design.baseline))),
-            *collect_caveats(design, results, builder.fit),
+            *collect_caveats(design, results, fit),
         ),
         unmeasured=tuple(unmeasured_causes(design, results, view)),
         lower_bound=epoch_boundary_lower_bound(design, results, view),
         break_even_batch=None
         if design.single_device_script or design.devices == 1
-        else find_break_even_batch(design, results, builder.fit, speedup),
+        else find_break_even_batch(design, results, fit, speedup),
         parallelism=headline.describe_parallelism(design.profile) if design.profile else "",
         headline=headline.write_headline(target, design.profile, design.devices, failure)
         if design.profile
@@ -323,7 +359,7 @@ def build_budget(
         fetch_lines=design.facts.fetch_lines,
         fetch_ms=_fetch_ms(design.facts.fetches),
         not_applicable=tuple(
-            cause.id for cause in applicable_causes(design) if cause.skipped_reason(design)
+            cause.id for cause in applicable_causes(design) if skipped_reason(cause, design)
         ),
     )
 

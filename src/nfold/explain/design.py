@@ -13,7 +13,7 @@ from typing import Any, Literal
 from nfold.core.format import pluralize
 from nfold.core.measurement import Caveat, HostGapLocation, Measurement
 from nfold.core.plan import PREFETCH_WARMUP_FACTOR, WARMUP_STEPS, Plan
-from nfold.core.script_profile import BatchFunction, DataLoaderProfile, ScriptProfile
+from nfold.core.script_profile import ScriptProfile
 from nfold.core.variant import Variant
 from nfold.explain.metrics import GpuClockRate, Metrics, compute_metrics
 
@@ -22,7 +22,8 @@ WHOLE_EPOCHS = 3
 SHORT_EPOCH_STEPS, SHORT_EPOCHS = 11, 3
 DEFAULT_PREFETCH_FACTOR = 2  # of torch.utils.data.DataLoader
 
-NO_SCRIPT, NO_LOADER = ScriptProfile(), DataLoaderProfile()
+NO_SCRIPT = ScriptProfile()
+ONE_DEVICE = {"devices": 1, "strategy": "single"}
 Input = Literal["real", "replayed", "resident"]
 Scaling = Literal["strong", "weak"]
 
@@ -49,6 +50,14 @@ class Trial:
     def metrics(self, measurement: Measurement) -> Metrics:
         """Return all metrics of a measurement of the trial; empty if nothing was timed."""
         return compute_metrics(measurement, ranks_synchronize=self.ranks_synchronize)
+
+    def edit(self, **changes: Any) -> Trial:
+        """Return the trial with another plan."""
+        return Trial(plan=self.plan.edit(**changes), variant=self.variant)
+
+    def under(self, **interventions: Any) -> Trial:
+        """Return the trial with further interventions."""
+        return Trial(plan=self.plan, variant=self.variant.merge(Variant(**interventions)))
 
     def __str__(self) -> str:
         devices = self.plan.devices or 1
@@ -86,8 +95,7 @@ def over_whole_epochs(trial: Trial) -> Trial:
     The first epoch uses up the batches that workers prefetched before the first step.
     """
     warmup = min(WARMUP_STEPS, trial.plan.warmup_steps or WARMUP_STEPS)
-    plan = trial.plan.edit(epochs=WHOLE_EPOCHS, steps=None, warmup_steps=warmup)
-    return Trial(plan=plan, variant=trial.variant)
+    return trial.edit(epochs=WHOLE_EPOCHS, steps=None, warmup_steps=warmup)
 
 
 @functools.cache
@@ -96,11 +104,9 @@ def over_short_epochs(trial: Trial) -> Trial:
 
     The first short epoch is the warm-up: it uses up the batches that workers prefetched.
     """
-    plan = trial.plan.edit(
-        steps=SHORT_EPOCHS * SHORT_EPOCH_STEPS, epochs=None, warmup_steps=SHORT_EPOCH_STEPS
-    )
-    shortened = Variant(batches_per_epoch=SHORT_EPOCH_STEPS * trial.plan.accumulate)
-    return Trial(plan=plan, variant=trial.variant.merge(shortened))
+    steps = SHORT_EPOCHS * SHORT_EPOCH_STEPS
+    shorter = trial.edit(steps=steps, epochs=None, warmup_steps=SHORT_EPOCH_STEPS)
+    return shorter.under(batches_per_epoch=SHORT_EPOCH_STEPS * trial.plan.accumulate)
 
 
 def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
@@ -110,7 +116,7 @@ def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentDesign:
-    """The trials of one complete ``plan`` on N devices.
+    """One complete ``plan`` on N devices, and the trials at both ends: one device and the real run.
 
     ``profile`` is what a probe run found in a script, None for a workload. From the same run come
     ``step_ms``, the step time without prefetched batches; ``host_gaps_ms``, the usual host gap of
@@ -155,11 +161,6 @@ class ExperimentDesign:
         return self.profile or NO_SCRIPT
 
     @property
-    def loader(self) -> DataLoaderProfile:
-        """The DataLoader that feeds the training of a script, or an empty profile."""
-        return self.facts.loader or NO_LOADER
-
-    @property
     def uses_one_process(self) -> bool:
         """Return whether one process drives all devices (nn.DataParallel), or could."""
         return self.plan.strategy == "dp"
@@ -174,143 +175,94 @@ class ExperimentDesign:
         return self.is_one_process_script and self.facts.parallel == "none"
 
     @property
-    def sharded(self) -> bool:
-        """Return whether a script shards its parameters over ranks (FSDP)."""
-        return self.facts.parallel == "fsdp"
-
-    @property
-    def has_host_reads(self) -> bool:
-        """Return whether the host of a script reads values of a GPU in its steps."""
-        return Variant.host_syncs.is_useful(self.facts) and self.plan.device == "cuda"
-
-    @property
-    def detects_anomalies(self) -> bool:
-        """Return whether a script uses the anomaly detection of autograd."""
-        return Variant.anomaly_detection.is_useful(self.facts)
-
-    @property
-    def has_allocator_retries(self) -> bool:
-        """Return whether the allocator of a script ran out of memory in its steps and tried again."""
-        return Variant.expandable_segments.is_useful(self.facts) and self.plan.device != "cpu"
-
-    @property
-    def can_change_batch(self) -> bool:
-        """Return whether the batch size can change; in a script only that of a DataLoader."""
-        return self.profile is None or self.profile.accepts_batch_size
-
-    @property
     def can_replay_input(self) -> bool:
         """Return whether batches can be replayed; in a script from a DataLoader or a batch function."""
-        known = self.facts.loader is not None or self.batch_function is not None
+        known = self.facts.loader is not None or self.facts.batch_function is not None
         return self.profile is None or known
-
-    @property
-    def batch_function(self) -> BatchFunction | None:
-        return self.facts.batch_function
 
     @property
     def cheapest_input(self) -> Input:
         """The input of least cost that the plan allows, for trials without the real input."""
         if self.plan.input == "resident" or not self.can_replay_input:
             return "real"
-        on_device = self.batch_function is not None and self.batch_function.on_device
-        return "resident" if self.plan.device == "cuda" and not on_device else self.host_input
+        function = self.facts.batch_function
+        on_device = function is not None and function.on_device
+        return "resident" if self.plan.device == "cuda" and not on_device else host_input(self)
 
-    @property
-    def host_input(self) -> Input:
-        """Batches that are ready in host memory; the real input of an operation always is."""
-        return "real" if self.is_operation else "replayed"
+    def actual(self, input_: Input = "real", **interventions: Any) -> Trial:
+        """The real run."""
+        return Trial(plan=self.plan, variant=Variant(input=input_, **interventions))
 
     @functools.cached_property
     def baseline(self) -> Trial:
         """One device at the global batch (strong scaling) or at its share (weak)."""
         if self.scaling == "weak":
             return self.one_device("real")
-        return Trial(plan=self._one_device_plan(batch=self.plan.batch))
+        return self.actual().edit(**ONE_DEVICE)
 
-    def one_device(self, input_: Input, device: int = 0, **changes: Any) -> Trial:
+    def one_device(self, input_: Input, **interventions: Any) -> Trial:
         """One device alone, with its share of the work of N."""
-        plan = self._one_device_plan(batch=self.batch_per_device).edit(**changes)
-        return Trial(plan=plan, variant=Variant(input=input_, device=device))
+        whole = self.actual(input_, **interventions)
+        return whole.edit(batch=self.batch_per_device, **ONE_DEVICE)
 
-    def one_device_with(self, input_: Input, **interventions: Any) -> Trial:
-        """One device alone under further interventions."""
-        variant = Variant(input=input_, **interventions)
-        return Trial(plan=self._one_device_plan(batch=self.batch_per_device), variant=variant)
 
-    @property
-    def no_host_sync(self) -> Trial:
-        """One device alone with the cheapest input, whose host waits for no value."""
-        return self.one_device_with(
-            self.cheapest_input,
-            host_syncs=not self.has_host_reads,
-            anomaly_detection=not self.detects_anomalies,
-        )
+# The trials between both ends: N devices with less communication.
 
-    def with_expandable_segments(self, trial: Trial) -> Trial:
-        """Return ``trial`` with expandable segments if the allocator had to try again."""
-        if not self.has_allocator_retries:
-            return trial
-        variant = trial.variant.merge(Variant(expandable_segments=True))
-        return Trial(plan=trial.plan, variant=variant)
 
-    def replicas(self, input_: Input, **interventions: Any) -> Trial:
-        """N independent devices at the same time, each with a process of its own.
+def replicas(design: ExperimentDesign, input_: Input, **interventions: Any) -> Trial:
+    """Return N independent devices at the same time, each with a process of its own.
 
-        The devices of an operation are always independent.
-        """
-        plan = self.plan.edit(strategy="ddp") if self.uses_one_process else self.plan
-        if self.is_operation:
-            return Trial(plan=plan, variant=Variant(input=input_))
-        return Trial(plan=plan, variant=Variant(input=input_, independent=True, **interventions))
+    The devices of an operation are always independent.
+    """
+    plan = design.plan.edit(strategy="ddp") if design.uses_one_process else design.plan
+    if design.is_operation:
+        return Trial(plan=plan, variant=Variant(input=input_))
+    return Trial(plan=plan, variant=Variant(input=input_, independent=True, **interventions))
 
-    def no_allreduce(self, input_: Input, devices: tuple[int, ...] = ()) -> Trial:
-        """Data parallel without gradient exchange; rank k drives ``devices[k]``.
 
-        Replicas replace it for a sharded model: no rank has all parameters without communication.
-        """
-        if self.sharded:
-            return self.replicas(input_, devices=devices)
-        variant = Variant(input=input_, exchange="none", devices=devices)
-        return Trial(plan=self.plan, variant=variant.merge(self.gradients_only))
+def no_allreduce(design: ExperimentDesign, input_: Input, devices: tuple[int, ...] = ()) -> Trial:
+    """Return data parallel without gradient exchange; rank k drives ``devices[k]``.
 
-    def barrier_only(self, input_: Input) -> Trial:
-        """Data parallel, with an all-reduce of one element per bucket."""
-        variant = Variant(input=input_, exchange="barrier")
-        return Trial(plan=self.plan, variant=variant.merge(self.gradients_only))
+    Replicas replace it for a sharded model: no rank has all parameters without communication.
+    """
+    if design.facts.uses_fsdp:
+        return replicas(design, input_, devices=devices)
+    return one_allreduce(design, input_).under(exchange="none", devices=devices)
 
-    def actual(self, input_: Input = "real", **interventions: Any) -> Trial:
-        return Trial(plan=self.plan, variant=Variant(input=input_, **interventions))
 
-    def one_allreduce(self, input_: Input = "real") -> Trial:
-        """The real run with no communication but one gradient exchange per step."""
-        return Trial(plan=self.plan, variant=Variant(input=input_).merge(self.gradients_only))
+def barrier_only(design: ExperimentDesign, input_: Input) -> Trial:
+    """Return data parallel, with an all-reduce of one element per bucket."""
+    return one_allreduce(design, input_).under(exchange="barrier")
 
-    def with_plan(self, **changes: Any) -> Trial:
-        return Trial(plan=self.plan.edit(**changes))
 
-    @property
-    def synchronises_batch_norm(self) -> bool:
-        """Return whether ranks exchange batch statistics in forward."""
-        return self.plan.batch_norm == "synchronised"
+def one_allreduce(design: ExperimentDesign, input_: Input = "real") -> Trial:
+    """Return the real run with no communication but one gradient exchange per step."""
+    return design.actual(input_, **dict.fromkeys(extra_collectives(design), False))
 
-    def epoch_steps(self, plan: Plan) -> int | None:
-        """Return the steps per epoch of a script, None if its length is unknown."""
-        size = self.loader.dataset_size
-        return None if size is None else -(-size // (plan.batch or 1))
 
-    @functools.cached_property
-    def gradients_only(self) -> Variant:
-        """The interventions that leave one gradient exchange per step as the only communication."""
-        if self.sharded:
-            return Variant()
-        facts = self.facts
-        several = self.plan.accumulate > 1 and Variant.exchange_each_micro_batch.is_useful(facts)
-        return Variant(
-            synchronised_batch_norm=not self.synchronises_batch_norm,
-            broadcast_buffers=not Variant.broadcast_buffers.is_useful(facts),
-            exchange_each_micro_batch=not several,
-        )
+def extra_collectives(design: ExperimentDesign) -> tuple[str, ...]:
+    """Return the communication besides one gradient exchange, by the field of Variant that removes it.
 
-    def _one_device_plan(self, batch: int | None) -> Plan:
-        return self.plan.edit(devices=1, strategy="single", batch=batch)
+    The collectives of FSDP cannot be removed one by one.
+    """
+    facts, plan = design.facts, design.plan
+    if facts.uses_fsdp:
+        return ()
+    present = {
+        "synchronised_batch_norm": plan.batch_norm == "synchronised",
+        "broadcast_buffers": Variant.broadcast_buffers.is_useful(facts),
+        "exchange_each_micro_batch": plan.accumulate > 1
+        and Variant.exchange_each_micro_batch.is_useful(facts),
+    }
+    return tuple(name for name, is_present in present.items() if is_present)
+
+
+def with_expandable_segments(design: ExperimentDesign, trial: Trial) -> Trial:
+    """Return ``trial`` with expandable segments if the allocator of a script had to try again."""
+    retried = Variant.expandable_segments.is_useful(design.facts) and design.plan.device != "cpu"
+    return trial.under(expandable_segments=True) if retried else trial
+
+
+def host_input(design: ExperimentDesign) -> Input:
+    """Return batches that are ready in host memory; the real input of an operation always is."""
+    return "real" if design.is_operation else "replayed"

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from nfold.core.interleave import schedule_slots
 from nfold.core.plan import LONG_STEP_S, MIN_TIMED_STEPS, WARMUP_STEPS, Plan
 from nfold.explain.attribution import FindingBuilder, break_even_trials, cause_pairs
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID, Cause, applicable_causes
-from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.cause import skipped_reason
+from nfold.explain.causes.cost_model import one_device_trials_and_step
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY, endless_reason, short_epoch_trials
 from nfold.explain.causes.input_pipeline import real_input_trials
 from nfold.explain.causes.launch_bound import device_busy_ms
 from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
@@ -48,9 +51,10 @@ def observed_in_probe(design: ExperimentDesign) -> Iterator[Trial]:
 
 def _trials_of_causes(design: ExperimentDesign, causes: Iterable[Cause]) -> Iterator[Trial]:
     for cause in causes:
-        if cause.skipped_reason(design) is None:
-            own = (*cause.multi_device_trials(design), *cause.refining_trials(design))
-            for trial in (*own, *cause.one_device_evidence(design)):
+        if skipped_reason(cause, design) is None:
+            costs = cause.costs(design)
+            own = (*costs.trials, *costs.refining_trials, *one_device_trials_and_step(costs))
+            for trial in own:
                 if trial.plan.steps is not None and trial.variant.batches_per_epoch is None:
                     yield trial
 
@@ -62,11 +66,11 @@ def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Tria
     """
     if design.devices > 1:
         return []
-    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
-    half_ms = builder.fit.value(builder.achieved_ms) / 2
+    attribution = Attribution(design, results, PLANNING_RESAMPLES, final=False)
+    half_ms = attribution.fit.value(attribution.achieved_ms) / 2
     return [
         trial
-        for finding in builder.one_device_findings()
+        for finding in FindingBuilder(attribution).one_device_findings()
         if finding.significant and finding.total_ms.value > half_ms
         for flag, trial in CAUSES_BY_ID[finding.cause].fixes(design).items()
         if flag
@@ -79,11 +83,11 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     Fixes of the largest losses come first, then pairs of causes removed together, then trials
     with the real input, then other batch sizes.
     """
-    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
-    view = builder.view
+    attribution = Attribution(design, results, PLANNING_RESAMPLES, final=False)
+    builder, view = FindingBuilder(attribution), attribution.view
     findings = [*builder.multi_device_findings(), *builder.one_device_findings()]
     significant = [finding for finding in findings if finding.significant]
-    step_ms = builder.fit.value(builder.achieved_ms)
+    step_ms = attribution.fit.value(attribution.achieved_ms)
     pursued = [*significant, *_suspected_findings(design, findings, significant, step_ms)]
     pursued.sort(key=lambda finding: -finding.total_ms.value)
     found: list[Trial] = []
@@ -95,8 +99,9 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
     if design.devices > 1 and any(finding.cause in ("input", "storage") for finding in pursued):
         found += real_input_trials(design)
-    slower = builder.speedup(view) < 1
-    if slower and not design.single_device_script and design.can_change_batch:
+    slower = attribution.speedup(view) < 1
+    can_change_batch = design.profile is None or design.profile.accepts_batch_size
+    if slower and not design.single_device_script and can_change_batch:
         found += break_even_trials(design)
     return list(dict.fromkeys(found))
 
@@ -115,18 +120,19 @@ def _suspected_findings(
 
 def widest_interval(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     """Return the trials that narrow the widest interval; empty if all are narrow."""
-    builder = FindingBuilder(design, results, PLANNING_RESAMPLES, final=False)
+    attribution = Attribution(design, results, PLANNING_RESAMPLES, final=False)
+    builder = FindingBuilder(attribution)
     findings = (
         builder.multi_device_findings() if design.devices > 1 else builder.one_device_findings()
     )
-    costs = {one.cause: one.lost_ms for one in findings}
-    widths = {name: (ms.high or 0.0) - (ms.low or 0.0) for name, ms in costs.items()}
-    least_ms = MIN_INTERVAL_FRACTION * builder.fit.value(builder.achieved_ms)
+    lost = {one.cause: one.lost_ms for one in findings}
+    widths = {name: (ms.high or 0.0) - (ms.low or 0.0) for name, ms in lost.items()}
+    least_ms = MIN_INTERVAL_FRACTION * attribution.fit.value(attribution.achieved_ms)
     if not widths or max(widths.values()) < least_ms:
         return []
-    cause = CAUSES_BY_ID[max(widths, key=lambda name: widths[name])]
-    refining = (trial for trial in cause.refining_trials(design) if trial in results.runs)
-    own = cause.multi_device_trials(design) or cause.one_device_evidence(design)
+    costs = attribution.costs[max(widths, key=lambda name: widths[name])]
+    refining = (trial for trial in costs.refining_trials if trial in results.runs)
+    own = costs.trials or one_device_trials_and_step(costs)
     return [design.actual(), design.baseline, *own, *refining]
 
 
@@ -138,12 +144,12 @@ def epoch_boundary_trials(
     They have short epochs where a script allows it, else whole epochs if these take little of the
     time budget. Otherwise ``results.reasons`` gets the reason.
     """
-    cause = EPOCH_BOUNDARY
-    if cause.skipped_reason(design) or cause.endless_reason(design):
+    if skipped_reason(EPOCH_BOUNDARY, design) or endless_reason(design):
         return []
     view = results.fit(PLANNING_RESAMPLES).view
-    missing = [one for one in dict.fromkeys(cause.trials(design)) if not view.has_epoch_gap(one)]
-    if cause.short_epoch_trials(design):
+    ends = dict.fromkeys((design.actual(), design.baseline))
+    missing = [one for one in ends if not view.has_epoch_gap(one)]
+    if short_epoch_trials(design):
         return list(map(over_short_epochs, missing))
     whole = list(map(over_whole_epochs, missing))
     reason = _too_long_reason(design, missing, view, epoch_steps, budget_s)
@@ -163,7 +169,7 @@ def _too_long_reason(
     needed_s = 0.0
     for trial in trials:
         plan = over_whole_epochs(trial).plan
-        steps = design.epoch_steps(plan) or epoch_steps(plan)
+        steps = design.facts.training_loader.steps_per_epoch(plan.batch) or epoch_steps(plan)
         if steps is None:
             return "the length of an epoch is unknown"
         if (plan.warmup_steps or 0) > ((plan.epochs or 1) - 1) * steps:
@@ -171,7 +177,7 @@ def _too_long_reason(
         needed_s += (plan.epochs or 1) * steps * float(view.step(trial)) / 1e3
     if needed_s > EPOCH_BUDGET_FRACTION * budget_s:
         fixed = ", and the trainer reads their length ahead, so that none can be shortened"
-        fixed *= design.loader.length_read_ahead
+        fixed *= design.facts.training_loader.length_read_ahead
         return f"whole epochs take {needed_s:.0f} s{fixed}; next: --budget {10 * needed_s:.0f}s"
     return None
 
@@ -254,7 +260,7 @@ def with_run_length(
 
 def _timed_s(design: ExperimentDesign, step_s: float) -> float:
     timed_s = TIMED_INTERLEAVED_S[str(design.plan.device)]
-    batches = design.loader.batches_per_epoch
+    batches = design.facts.training_loader.batches_per_epoch
     if batches is None or batches / design.plan.accumulate * step_s > timed_s:
         return timed_s
     return max(timed_s, TIMED_S)

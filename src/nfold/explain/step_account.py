@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nfold.explain.advice.pytorch import split_code, split_location
-from nfold.explain.cause_costs import Attribution
-from nfold.explain.causes import CAUSES_BY_ID, Cause
-from nfold.explain.causes.cause import remaining_ms
+from nfold.explain.cause_costs import Attribution, remaining_ms
+from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.causes.collectives import LATENCY
+from nfold.explain.causes.cost_model import component
 from nfold.explain.design import Trial, name_trial
 from nfold.explain.estimate.bootstrap import MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
@@ -36,6 +36,8 @@ SHARED_ROWS = {
     "network": "communication",
     "launch-bound": "launch",
 }
+COMPONENT_ROWS = {LATENCY: "communication"}
+"""The rows of components that do not belong to the row of their cause."""
 PART_LABELS = {
     "input": WORKING,
     "storage": WAITING,
@@ -53,7 +55,7 @@ class Part:
     """A part of a row: a cause, or a component of a cause that has another row."""
 
     name: str
-    cause: Cause
+    cause: str
     ms: Statistic
 
 
@@ -79,36 +81,29 @@ class StepAccountBuilder:
         self.design, self.results = attribution.design, attribution.results
         view = self.view = attribution.view
         self._has_share = view.has(self.design.one_device("real"))
-        names = dict.fromkeys(finding.cause for finding in findings)
-        self._causes = [CAUSES_BY_ID[name] for name in names if _row_of(name) in ROW_LABELS]
-        self._single: dict[Cause, Statistic] = {}
-        for cause in self._causes:
-            # If both estimates are of the same time, the larger counts, and only on one device.
-            whole = cause.total_ms if cause.same_loss else cause.one_device_ms
-            trials = cause.one_device_trials(self.design)
-            known = self._has_share and bool(trials) and view.has(*trials)
-            if known and (
-                cause.one_device_ms(self.design, view) > 0 or whole(self.design, view) > 0
-            ):
-                self._single[cause] = functools.partial(whole, self.design)
-        self._more = [
-            cause
-            for cause in self._causes
-            if self.design.devices > 1 and cause.available_trials(self.design, view)
-            if not (self._has_share and cause.same_loss)
-        ]
-        self._rows: dict[str, list[Part]] = {}
-        for cause in self._causes:
-            self._add_parts(cause)
+        self._costs, self._rows = attribution.costs, dict[str, list[Part]]()
+        self._single, self._more = dict[str, Statistic](), list[str]()
+        for cause in dict.fromkeys(finding.cause for finding in findings):
+            if _row_of(cause) in ROW_LABELS:
+                self._add_cause(cause)
 
-    def _add_parts(self, cause: Cause) -> None:
+    def _add_cause(self, cause: str) -> None:
+        costs, same_loss = self._costs[cause], CAUSES_BY_ID[cause].same_loss
+        # If both estimates are of the same time, the larger counts, and only on one device.
+        whole = costs.total_ms if same_loss else costs.one_device_ms
+        trials = costs.one_device_trials
+        known = self._has_share and bool(trials) and self.view.has(*trials)
+        if known and (costs.one_device_ms(self.view) > 0 or whole(self.view) > 0):
+            self._single[cause] = whole
+        if costs.evidence(self.view) and not (self._has_share and same_loss):
+            self._more.append(cause)
         rest: Statistic = functools.partial(self._cause_ms, cause)
-        for name, row in cause.component_rows.items():
+        for name, row in COMPONENT_ROWS.items():
             if name in self._components(cause):
-                component = self.attribution.component(cause, name)
-                self._rows.setdefault(row, []).append(Part(name, cause, component))
-                rest = functools.partial(_difference, rest, component)
-        self._rows.setdefault(_row_of(cause.id), []).append(Part(cause.id, cause, rest))
+                part = component(costs, name)
+                self._rows.setdefault(row, []).append(Part(name, cause, part))
+                rest = functools.partial(_difference, rest, part)
+        self._rows.setdefault(_row_of(cause), []).append(Part(cause, cause, rest))
 
     def build(self) -> StepAccount:
         """The account, its small rows merged into what is not attributed."""
@@ -154,14 +149,14 @@ class StepAccountBuilder:
             return self.attribution.ideal_ms(view)
         return self.attribution.compute_ms(self._single, view)
 
-    def _components(self, cause: Cause) -> dict[str, Samples]:
-        return cause.components(self.design, self.view) if cause in self._more else {}
+    def _components(self, cause: str) -> dict[str, Samples]:
+        return self._costs[cause].components(self.view) if cause in self._more else {}
 
-    def _cause_ms(self, cause: Cause, view: MetricView) -> Samples:
-        more = cause.lost_ms(self.design, view) if cause in self._more else 0.0
+    def _cause_ms(self, cause: str, view: MetricView) -> Samples:
+        more = self._costs[cause].lost_ms(view) if cause in self._more else 0.0
         return more + self._one_device_ms([cause], view)
 
-    def _one_device_ms(self, causes: Iterable[Cause], view: MetricView) -> Samples:
+    def _one_device_ms(self, causes: Iterable[str], view: MetricView) -> Samples:
         return sum(self._single[c](view) if c in self._single else 0.0 for c in causes)
 
     def _is_significant(self, row: AccountRow) -> bool:
@@ -171,20 +166,19 @@ class StepAccountBuilder:
         return large and (named or self.fit.is_significant(row.ms, total, self.step_ms))
 
     def _row(self, row: str, parts: Sequence[Part]) -> AccountRow:
-        causes = [part.cause for part in parts if part.name == part.cause.id]
+        causes = [part.cause for part in parts if part.name == part.cause]
         split = {PART_LABELS.get(p.name, p.name): self.fit.interval(p.ms) for p in parts}
         if len(parts) == 1:
             split = {
-                name: self.fit.interval(self.attribution.component(cause, name))
+                name: self.fit.interval(component(self._costs[cause], name))
                 for cause in causes
                 for name in self._components(cause)
-                if name not in cause.component_rows
+                if name not in COMPONENT_ROWS
             }
-        ids = [cause.id for cause in causes]
-        total, view = _sum_of(parts), self.view
+        ids, total, view = [*causes], _sum_of(parts), self.view
         for part in parts:
             if part.cause not in causes:
-                ids.insert(0 if 2 * part.ms(view) > total(view) else len(ids), part.cause.id)
+                ids.insert(0 if 2 * part.ms(view) > total(view) else len(ids), part.cause)
         return AccountRow(
             id=row,
             ms=self.fit.interval(total),
@@ -198,8 +192,8 @@ class StepAccountBuilder:
             return ()
         groups: dict[str, list[Part]] = {}
         for cause, cost in self._single.items():
-            if _row_of(cause.id) in shown:
-                groups.setdefault(_row_of(cause.id), []).append(Part(cause.id, cause, cost))
+            if _row_of(cause) in shown:
+                groups.setdefault(_row_of(cause), []).append(Part(cause, cause, cost))
         totals = {row: _sum_of(parts) for row, parts in groups.items()}
         rows = (
             AccountRow(
@@ -219,7 +213,7 @@ class StepAccountBuilder:
         for row in account.costs:
             fixes: dict[str, Trial] = {}
             for name in row.causes:
-                fixes |= self.attribution.measured_fixes(CAUSES_BY_ID[name])
+                fixes |= self.attribution.measured_fixes(name)
             change = self._measured_change(row, fixes) or self._expected_change(row, fixes)
             if change is not None:
                 found.setdefault((change.location, change.setting or change.code), change)
@@ -256,11 +250,10 @@ class StepAccountBuilder:
             )
         )
         for finding in findings:
-            cause = CAUSES_BY_ID[finding.cause]
             if finding.fix and finding.fix not in fixes:
                 gained = _sum_of(self._rows[row.id])
-                if cause.advice_in_words:
-                    gained = functools.partial(cause.gained_ms, self.design)
+                if CAUSES_BY_ID[finding.cause].advice_in_words:
+                    gained = self._costs[finding.cause].gained_ms
                 return self._change(row, finding.fix, gained, fixes)
         return None
 

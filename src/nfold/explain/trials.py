@@ -11,7 +11,7 @@ from typing import Literal
 
 from nfold.core import interleave
 from nfold.core.machine import Machine
-from nfold.core.measurement import Caveat, FailureCause, Measurement, MeasurementStore, cell_id
+from nfold.core.measurement import FailureCause, Measurement, MeasurementStore, cell_id
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.variant import Variant
@@ -101,11 +101,6 @@ class TrialResults:
         """Return the ids of the measurements of these trials."""
         found = [m.id for trial in trials for m in self.runs.get(trial, {}).values()]
         return tuple(dict.fromkeys(found))
-
-    def caveats(self) -> tuple[Caveat, ...]:
-        """Return the first caveat of every kind."""
-        found = [caveat for m in self.measurements() for caveat in m.warnings]
-        return tuple({caveat.kind: caveat for caveat in reversed(found)}.values())
 
     def ended_early(self) -> Iterator[tuple[int, str, FailureCause | None]]:
         """Yield timed steps, workload and cause of runs with fewer steps than planned.

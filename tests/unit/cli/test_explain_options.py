@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from explaining import failed, ladder, target
+from explaining import experiment_design, failed, target
 from nfold.cli import explain_command, progress
 from nfold.cli.app import app
 from nfold.cli.explain_command import parse_seconds
@@ -182,7 +182,7 @@ def test_progress_shows_what_is_known_so_far(planted: pytest.MonkeyPatch) -> Non
     )
     events = progress.ExplainProgress(screen, "digits")
     script = Scenario(compute_ms_per_sample=0.1, exchange_ms=3.0)
-    Experiment(target(script), TimeBudget(1000.0), events).run(ladder())
+    Experiment(target(script), TimeBudget(1000.0), events).run(experiment_design())
     assert "Gradient communication is not hidden by compute: 3.00 of 13.0 ms" in printed[-1]
     assert len(printed) == len(set(printed))
     assert any("2 devices, replayed input" in line or "resident" in line for line in live)
@@ -192,7 +192,7 @@ def test_a_failed_trial_is_one_line() -> None:
     printed: list[str] = []
     screen: Any = SimpleNamespace(print_line=printed.append, show_live=lambda *_: None)
     events = progress.ExplainProgress(screen, "digits")
-    trial = ladder().actual()
+    trial = experiment_design().actual()
     events.started([trial], 0, 9.0)
     events.finished([trial], 0, [failed(trial, "no room")], 8.0)
     assert printed == ["2 devices: crashed: no room"]

@@ -43,7 +43,7 @@ def _step_ms(script: Scenario, ablation: Variant | None = None, **changes: Any) 
     )
 
 
-def test_every_rung_of_the_ladder_adds_its_own_cost() -> None:
+def test_every_variant_adds_its_own_cost() -> None:
     script = Scenario(
         compute_ms_per_sample=0.2,
         contention_ms=1.0,

@@ -6,19 +6,19 @@ import random
 
 import pytest
 
-from explaining import ladder
+from explaining import experiment_design
 from nfold.core.variant import Variant
-from nfold.explain.design import Trial, over_short_epochs
+from nfold.explain.design import Trial, barrier_only, no_allreduce, over_short_epochs, replicas
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView, Statistic
 from nfold.explain.estimate.median_polish import MetricKey
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import exceeds_noise
 
-LADDER = ladder(batch=200)
+DESIGN = experiment_design(batch=200)
 FULL, BARRIER, NONE = (
-    LADDER.actual(),
-    LADDER.barrier_only("resident"),
-    LADDER.no_allreduce("resident"),
+    DESIGN.actual(),
+    barrier_only(DESIGN, "resident"),
+    no_allreduce(DESIGN, "resident"),
 )
 
 
@@ -31,7 +31,7 @@ def test_what_a_round_does_to_all_trials_cancels() -> None:
     table = {
         (FULL, "step"): {n: 12 * by for n, by in slow.items()},
         (BARRIER, "step"): {n: 10 * by for n, by in slow.items()},
-        (LADDER.baseline, "step"): {n: 20 * by for n, by in slow.items()},
+        (DESIGN.baseline, "step"): {n: 20 * by for n, by in slow.items()},
     }
     found = BootstrapFit(table, []).interval(_difference)
     middle = (1.0 * 1.3 * 0.8) ** (1 / 3)
@@ -42,7 +42,7 @@ def test_what_a_round_does_to_all_trials_cancels() -> None:
 def test_a_trial_of_later_rounds_only_is_compared_fairly() -> None:
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 12.0, 1: 24.0},
-        (LADDER.baseline, "step"): {0: 20.0, 1: 40.0},
+        (DESIGN.baseline, "step"): {0: 20.0, 1: 40.0},
         (BARRIER, "step"): {1: 20.0},
     }
     assert BootstrapFit(table, []).view.step(FULL) / BootstrapFit(table, []).view.step(
@@ -56,7 +56,7 @@ def test_what_a_tree_does_to_its_trials_cancels_where_one_was_in_fewer_rounds() 
         (FULL, "step"): {n: 12 * by for n, by in slow.items()},
         (BARRIER, "step"): {n: 10 * slow[n] for n in (0, 1)},
         (BARRIER, "slowest"): {n: 9 * slow[n] for n in (0, 1)},
-        (LADDER.baseline, "step"): {0: 20.0, 1: 20.1},
+        (DESIGN.baseline, "step"): {0: 20.0, 1: 20.1},
     }
     shared = {(trial, n): f"tree {n}" for trial in (FULL, BARRIER) for n in slow}
     fit = BootstrapFit(table, [], process_trees=shared)
@@ -66,26 +66,26 @@ def test_what_a_tree_does_to_its_trials_cancels_where_one_was_in_fewer_rounds() 
 
 def test_short_steps_that_scatter_say_nothing_about_long_ones() -> None:
     """Calls of 50 µs took 60 and 70 in later rounds; one of 800 was in the first only."""
-    copies = Trial(plan=LADDER.plan, variant=Variant(input="resident", independent=True))
+    copies = Trial(plan=DESIGN.plan, variant=Variant(input="resident", independent=True))
     table: dict[MetricKey, dict[int, float]] = {
-        (LADDER.baseline, "step"): {0: 0.80},
+        (DESIGN.baseline, "step"): {0: 0.80},
         (FULL, "step"): {0: 0.46},
         (copies, "step"): {0: 0.05, 1: 0.06, 2: 0.07},
         (BARRIER, "step"): {0: 0.04, 1: 0.05, 2: 0.06},
     }
     view = BootstrapFit(table, []).view
-    assert (view.step(LADDER.baseline), view.step(FULL)) == pytest.approx((0.80, 0.46))
+    assert (view.step(DESIGN.baseline), view.step(FULL)) == pytest.approx((0.80, 0.46))
     assert view.step(copies) == pytest.approx(0.06)
 
 
 def test_one_slow_process_tree_is_no_slow_round() -> None:
     table: dict[MetricKey, dict[int, float]] = {
         (FULL, "step"): {0: 16.4},
-        (LADDER.baseline, "step"): {0: 12.5, 1: 16.2},
-        (LADDER.one_device("resident"), "step"): {0: 6.7, 1: 8.3},
-        (LADDER.replicas("resident"), "step"): {0: 6.68, 1: 6.67},
+        (DESIGN.baseline, "step"): {0: 12.5, 1: 16.2},
+        (DESIGN.one_device("resident"), "step"): {0: 6.7, 1: 8.3},
+        (replicas(DESIGN, "resident"), "step"): {0: 6.68, 1: 6.67},
     }
-    alone = [LADDER.baseline, LADDER.one_device("resident")]
+    alone = [DESIGN.baseline, DESIGN.one_device("resident")]
     shared = {(trial, number): f"tree {number}" for trial in alone for number in (0, 1)}
     assert BootstrapFit(table, [], process_trees=shared).view.step(FULL) == pytest.approx(16.4)
 
@@ -93,7 +93,7 @@ def test_one_slow_process_tree_is_no_slow_round() -> None:
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     draws, held, times = random.Random(3), 0, 60
     for _ in range(times):
-        steps = {FULL: 12.0, BARRIER: 10.0, LADDER.baseline: 20.0, NONE: 10.0}
+        steps = {FULL: 12.0, BARRIER: 10.0, DESIGN.baseline: 20.0, NONE: 10.0}
         table: dict[MetricKey, dict[int, float]] = {
             (trial, "step"): {n: ms * draws.lognormvariate(0, 0.02) for n in range(3)}
             for trial, ms in steps.items()
@@ -154,8 +154,8 @@ def test_a_trial_whose_host_is_not_ahead_makes_no_other_less_sure() -> None:
 @pytest.mark.parametrize("kinds", [4, 7])
 def test_what_scatters_from_tree_to_tree_makes_nothing_else_less_sure(kinds: int) -> None:
     """Steps with the real input were 14 % apart, those of the others 0.2 %."""
-    quiet = [BARRIER, NONE, *(LADDER.replicas(kind) for kind in ("resident", "replayed"))]
-    quiet += [LADDER.barrier_only("replayed"), LADDER.no_allreduce("replayed")]
+    quiet = [BARRIER, NONE, *(replicas(DESIGN, kind) for kind in ("resident", "replayed"))]
+    quiet += [barrier_only(DESIGN, "replayed"), no_allreduce(DESIGN, "replayed")]
     table: dict[MetricKey, dict[int, float]] = {(FULL, "step"): {0: 28.0, 1: 32.0}}
     table |= {(trial, "step"): {0: 22.0, 1: 22.05} for trial in quiet[: kinds - 1]}
     shared = {(trial, number): f"tree {number}" for trial, _ in table for number in (0, 1)}
@@ -168,7 +168,9 @@ def test_what_scatters_from_tree_to_tree_makes_nothing_else_less_sure(kinds: int
 def test_intervals_of_turns_hold_the_truth_about_as_often_as_they_say() -> None:
     """Two trees of five turns each, 3 % apart, in which each turn is another 2 % off."""
     draws, held, times = random.Random(5), 0, 60
-    steps = dict.fromkeys([FULL, BARRIER, NONE, LADDER.baseline, LADDER.replicas("resident")], 10.0)
+    steps = dict.fromkeys(
+        [FULL, BARRIER, NONE, DESIGN.baseline, replicas(DESIGN, "resident")], 10.0
+    )
     shared = {(trial, number): f"tree {number}" for trial in steps for number in (0, 1)}
     for _ in range(times):
         trees = [draws.lognormvariate(0, 0.03) for _ in range(2)]
@@ -240,11 +242,11 @@ def test_what_is_not_waited_for_between_epochs_is_as_certain_as_both_are_togethe
 
 
 def test_trials_are_equal_where_they_ask_the_same() -> None:
-    assert LADDER.actual() == Trial(plan=LADDER.plan, variant=Variant())
-    assert LADDER.barrier_only("real") == Trial(
-        plan=LADDER.plan, variant=Variant(exchange="barrier")
+    assert DESIGN.actual() == Trial(plan=DESIGN.plan, variant=Variant())
+    assert barrier_only(DESIGN, "real") == Trial(
+        plan=DESIGN.plan, variant=Variant(exchange="barrier")
     )
-    weak = ladder("weak", batch=200)
+    weak = experiment_design("weak", batch=200)
     assert weak.baseline == weak.one_device("real")
     assert weak.baseline.plan.batch == 100
     assert str(weak.baseline) == "1 device, batch 100"
@@ -254,12 +256,12 @@ def test_trials_are_equal_where_they_ask_the_same() -> None:
 def test_what_a_process_tree_does_to_all_its_trials_does_not_count_between_them() -> None:
     """Trees differ by 10 %, trials inside a tree by 0.1 %: a difference of two is known well."""
     draws = random.Random(5)
-    table: dict[MetricKey, dict[int, float]] = {(LADDER.baseline, "step"): {}, (FULL, "step"): {}}
+    table: dict[MetricKey, dict[int, float]] = {(DESIGN.baseline, "step"): {}, (FULL, "step"): {}}
     table[BARRIER, "step"] = {}
     shared = {}
     for number in range(4):
         tree = draws.lognormvariate(0, 0.1)
-        table[LADDER.baseline, "step"][number] = 20 * draws.lognormvariate(0, 0.1)
+        table[DESIGN.baseline, "step"][number] = 20 * draws.lognormvariate(0, 0.1)
         for trial, ms in ((FULL, 12.0), (BARRIER, 10.0)):
             table[trial, "step"][number] = ms * tree * draws.lognormvariate(0, 0.001)
             shared[trial, number] = str(number)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from explaining import SECONDS, explained, ladder, target
+from explaining import SECONDS, experiment_design, explained, target
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.causes.collectives import BATCH_NORM, LATENCY
-from nfold.explain.design import Scaling
+from nfold.explain.design import Scaling, replicas
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, Budget, Finding
 from nfold.explain.result.view import build_view
@@ -81,12 +81,12 @@ def test_under_noise_intervals_hold_planted_costs_as_often_as_they_say() -> None
 
 
 def test_waiting_points_that_were_measured_are_a_row_without_the_wrappers_work() -> None:
-    asked = ladder(batch_norm="synchronised")
+    asked = experiment_design(batch_norm="synchronised")
     costs = Scenario(**BASE, wrapper_ms=0.4, latency_ms=0.7, batch_norm_ms=2.0)
     experiment = Experiment(target(costs), TimeBudget(SECONDS), ExperimentEvents())
     asked, measured = experiment.run(asked), experiment.results
     for input_ in (asked.cheapest_input, "real"):
-        measured.runs.pop(asked.replicas(input_), None)
+        measured.runs.pop(replicas(asked, input_), None)
     found = build_budget("digits", asked, measured)
     parts = {name: cost.value for name, cost in row(found, "synchronization").components}
     assert parts == {LATENCY: pytest.approx(0.7), BATCH_NORM: pytest.approx(2.0)}

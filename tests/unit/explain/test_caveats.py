@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from explaining import HOST, ladder
+from explaining import HOST, experiment_design
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat, Measurement, RankSamples, Window
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.workload import Workload
@@ -21,7 +21,7 @@ from nfold.explain.advice.caveats import (
     find_training_errors,
     short_step_caveats,
 )
-from nfold.explain.causes.host_processes import ThreadsCause
+from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.design import Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.trials import TrialResults
@@ -40,7 +40,7 @@ from nfold.launch.training_checks import PARAMETERS_DIFFER, REPEATED_SAMPLES, SA
 def test_a_step_in_which_looking_is_noticed_casts_doubt(
     device: str, seen: ScriptProfile | None, step_ms: float, *, told: bool
 ) -> None:
-    made = ladder()
+    made = experiment_design()
     of = dataclasses.replace(made, profile=seen, plan=made.plan.edit(device=device))
     found = short_step_caveats(of, step_ms)
     assert [doubt.kind for doubt in found] == ["short_steps"] * told
@@ -64,7 +64,7 @@ def doubted(rung: Trial) -> Measurement:
 @pytest.mark.parametrize(("threads", "told"), [(1, True), (4, False)])
 def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> None:
     """Of one device alone that has too many, where N have as many as cores, nothing else tells."""
-    made = ladder(device="cpu", cores_per_device=1)
+    made = experiment_design(device="cpu", cores_per_device=1)
     of = dataclasses.replace(made, profile=ScriptProfile(threads=threads))
     measured = TrialResults()
     measured.add(made.baseline, 0, doubted(made.baseline))
@@ -74,7 +74,7 @@ def test_threads_that_have_a_row_are_no_doubt(threads: int, *, told: bool) -> No
 
 @pytest.mark.parametrize("uneven", [True, False])
 def test_a_wait_that_no_run_has_is_told(*, uneven: bool) -> None:
-    made = ladder()
+    made = experiment_design()
     measured = TrialResults()
     measured.add(made.baseline, 0, doubted(made.baseline))
     of = dataclasses.replace(made, profile=ScriptProfile(uses_join=uneven))
@@ -84,8 +84,8 @@ def test_a_wait_that_no_run_has_is_told(*, uneven: bool) -> None:
 
 @pytest.mark.parametrize(("cores", "fewer"), [(1, False), (4, True)])
 def test_a_device_of_one_core_has_none_to_give(cores: int, *, fewer: bool) -> None:
-    asked = ladder(device="cpu", cores_per_device=cores)
-    told = ThreadsCause().fix(asked, MetricView({}))
+    asked = experiment_design(device="cpu", cores_per_device=cores)
+    told = THREADS.fix(asked, MetricView({}))
     assert told.endswith("use fewer devices")
     assert ("give each fewer cores" in told) == fewer
 

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
-from explaining import ladder
-from nfold.explain.causes.cause import Cause, Contrast
+from explaining import experiment_design
+from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.cost_model import Contrast, one_device_trials_and_step
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 
-DESIGN = ladder(input="loader")
+DESIGN = experiment_design(input="loader")
 ACTUAL, SINGLE = DESIGN.actual(), DESIGN.one_device("real")
 REPLAYED, REPLAYED_SINGLE = DESIGN.actual("replayed"), DESIGN.one_device("replayed")
 REAL = Contrast(ACTUAL, SINGLE)
@@ -50,8 +51,6 @@ def test_a_cost_that_the_real_input_hides_does_not_count(real_ms: float, exposed
 class TwoContrasts(Cause):
     """Both contrasts, the first without a name."""
 
-    id = "two"
-
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         return (dataclasses.replace(CONTRAST, name=""), Contrast(ACTUAL, REPLAYED, "input"))
 
@@ -59,20 +58,21 @@ class TwoContrasts(Cause):
         return (Contrast(SINGLE, REPLAYED_SINGLE),)
 
 
+COSTS = TwoContrasts("two").costs(DESIGN)
+
+
 def test_trials_costs_and_totals_of_a_cause_follow_from_its_contrasts() -> None:
-    cause = TwoContrasts()
-    assert cause.trials(DESIGN) == (REPLAYED, REPLAYED_SINGLE, ACTUAL)
-    assert cause.one_device_evidence(DESIGN) == (SINGLE, REPLAYED_SINGLE)
+    assert COSTS.trials == (REPLAYED, REPLAYED_SINGLE, ACTUAL)
+    assert one_device_trials_and_step(COSTS) == (SINGLE, REPLAYED_SINGLE)
     view = view_of({ACTUAL: 12.0, SINGLE: 10.0, REPLAYED: 9.0, REPLAYED_SINGLE: 8.0})
-    assert cause.lost_ms(DESIGN, view) == 4.0
-    assert cause.components(DESIGN, view) == {"input": 3.0}
-    assert cause.one_device_ms(DESIGN, view) == 2.0
-    assert cause.total_ms(DESIGN, view) == 6.0
+    assert COSTS.lost_ms(view) == 4.0
+    assert COSTS.components(view) == {"input": 3.0}
+    assert COSTS.one_device_ms(view) == 2.0
+    assert COSTS.total_ms(view) == 6.0
 
 
 def test_a_cause_costs_what_its_measured_contrasts_show() -> None:
     view = view_of({ACTUAL: 12.0, REPLAYED: 9.0})
-    assert TwoContrasts().available_trials(DESIGN, view) == (ACTUAL, REPLAYED)
-    assert TwoContrasts().lost_ms(DESIGN, view) == 3.0
-    assert TwoContrasts().is_resolved(DESIGN, view)
-    assert not TwoContrasts().is_resolved(DESIGN, view_of({ACTUAL: 12.0}))
+    assert COSTS.evidence(view) == (ACTUAL, REPLAYED)
+    assert COSTS.lost_ms(view) == 3.0
+    assert not COSTS.evidence(view_of({ACTUAL: 12.0}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from explaining import Memory, failed, ladder, runner, target
+from explaining import Memory, experiment_design, failed, runner, target
 from nfold.core import interleave
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
@@ -19,8 +19,9 @@ from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain import planner
 from nfold.explain.attribution import FindingBuilder, build_budget
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.design import ExperimentDesign, Trial, barrier_only, with_expandable_segments
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, AccountRow, BreakEvenBatch, Finding
 from nfold.explain.result.view import build_view
@@ -65,7 +66,7 @@ def _experiment(
 
 def test_a_budget_that_is_too_short_gives_a_partial_answer_and_says_so() -> None:
     experiment, ticking, _ = _experiment(6.0)
-    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    found = build_budget("digits", experiment.run(experiment_design()), experiment.results)
     assert ticking.now <= 6.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert NOT_ENOUGH_TIME in dict(found.unmeasured).values()
@@ -99,14 +100,14 @@ def test_where_no_row_has_a_name_it_is_said_where_most_is() -> None:
 
 
 def _measured_alone() -> tuple[ExperimentDesign, TrialResults]:
-    """Both ends of the ladder, and no time for more."""
+    """Both ends of the design, and no time for more."""
     experiment, _, _ = _experiment(2.0)
-    return experiment.run(ladder()), experiment.results
+    return experiment.run(experiment_design()), experiment.results
 
 
 def test_even_without_time_the_speedup_is_measured() -> None:
     experiment, ticking, _ = _experiment(0.5)
-    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    found = build_budget("digits", experiment.run(experiment_design()), experiment.results)
     assert ticking.now == 3.0
     assert found.speedup.value == pytest.approx(20 / 12)
     assert [doubt.kind for doubt in found.caveats] == ["few_repeats"]
@@ -116,7 +117,7 @@ def test_even_without_time_the_speedup_is_measured() -> None:
 
 def test_trials_are_repeated_in_rounds_of_another_order() -> None:
     experiment, _, noting = _experiment(1000.0)
-    experiment.run(ladder())
+    experiment.run(experiment_design())
     rounds = {n: [trial for trial, number in noting.runs if number == n] for n in (1, 2)}
     assert set(rounds[1]) == set(rounds[2])
     assert rounds[1] != rounds[2]
@@ -127,16 +128,16 @@ def test_trials_are_repeated_in_rounds_of_another_order() -> None:
 def test_what_nobody_has_measured_may_take_a_little_more(missing_s: float, left_out: int) -> None:
     """Every run takes a second: the last new one has 0.9 or 0.7 s, and no old one is repeated."""
     whole, _, every = _experiment(1000.0)
-    whole.run(ladder())
+    whole.run(experiment_design())
     count = len([number for _, number in every.runs if not number])
     experiment, _, noting = _experiment(count - missing_s)
-    experiment.run(ladder())
+    experiment.run(experiment_design())
     assert [number for _, number in noting.runs] == [0] * (count - left_out)
 
 
 def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
     experiment, _, noting = _experiment(1000.0)
-    asked = experiment.run(ladder())
+    asked = experiment.run(experiment_design())
     fixes = set(CAUSES_BY_ID["link"].fixes(asked).values())
     second = [trial for trial, number in noting.runs if number == 1]
     assert fixes
@@ -146,10 +147,10 @@ def test_fixes_of_what_was_found_come_before_anything_is_repeated() -> None:
 def test_what_was_measured_before_is_not_run_again() -> None:
     store = Memory()
     first, _, noting = _experiment(14.0, store)
-    first.run(ladder())
+    first.run(experiment_design())
     done = len(store.kept)
     second, ticking, again = _experiment(1000.0, store)
-    second.run(ladder())
+    second.run(experiment_design())
     assert ticking.now == len(store.kept) - done
     assert again.runs[:2] == noting.runs[:2]
 
@@ -168,7 +169,7 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
     experiment = Experiment(
         Sharing.of(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
     )
-    experiment.run(ladder())
+    experiment.run(experiment_design())
     assert limits[:3] == [None] * 3
     other = list(itertools.dropwhile(lambda limit: limit is None, limits))
     assert other
@@ -178,7 +179,7 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
     stop = StopRequest(signum=2)
     experiment, ticking, _ = _experiment(1000.0, stop=stop)
-    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    found = build_budget("digits", experiment.run(experiment_design()), experiment.results)
     assert ticking.now == 3.0
     assert found.unmeasured
 
@@ -194,7 +195,7 @@ def test_a_run_that_ends_because_of_a_request_to_stop_is_not_tried_again() -> No
 
     experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents(), stop)
     with pytest.raises(RunFailure):
-        experiment.run(ladder())
+        experiment.run(experiment_design())
     assert asked == 1
 
 
@@ -210,7 +211,7 @@ def test_a_trial_that_fails_is_left_out_with_its_reason_and_not_tried_again() ->
         return measurement
 
     experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
-    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    found = build_budget("digits", experiment.run(experiment_design()), experiment.results)
     reasons = dict(found.unmeasured)
     assert reasons["link"] == reasons["synchronization"] == "crashed: no room"
     assert found.speedup.value == pytest.approx(20 / 12)
@@ -224,7 +225,7 @@ def test_a_plan_that_fails_cannot_be_explained() -> None:
 
     experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
     with pytest.raises(RunFailure, match="2 devices, batch 200: crashed: no room"):
-        experiment.run(ladder())
+        experiment.run(experiment_design())
 
 
 def test_a_plan_that_fails_once_is_tried_again() -> None:
@@ -239,7 +240,7 @@ def test_a_plan_that_fails_once_is_tried_again() -> None:
         return measurement
 
     experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
-    found = build_budget("digits", experiment.run(ladder()), experiment.results)
+    found = build_budget("digits", experiment.run(experiment_design()), experiment.results)
     assert found.speedup.value == pytest.approx(20 / 12)
     assert found.not_attributed_ms.value == pytest.approx(0, abs=0.01)
 
@@ -248,7 +249,7 @@ def test_queues_of_loaders_get_no_more_than_some_seconds_to_settle() -> None:
     """Steps are of 12 ms here."""
     experiment = Experiment(target(SCRIPT), TimeBudget(1000.0), ExperimentEvents())
     warmups = [
-        experiment._with_run_length(ladder(warmup_steps=steps)).plan.warmup_steps
+        experiment._with_run_length(experiment_design(warmup_steps=steps)).plan.warmup_steps
         for steps in (3, 74, 10_000)
     ]
     assert warmups == [3, 74, 500]
@@ -258,9 +259,9 @@ def test_what_seems_to_cost_much_is_worth_its_fixes_before_it_is_named() -> None
     """Steps of one and the same trial differ by more than half: no interval excludes 0."""
     script = dataclasses.replace(SCRIPT, noise=0.6, noise_seed=5)
     experiment = Experiment(target(script), TimeBudget(1000.0), ExperimentEvents())
-    asked = experiment._with_run_length(ladder())
+    asked = experiment._with_run_length(experiment_design())
     experiment._run_round([asked.actual(), asked.baseline, *planner.required(asked)], 0)
-    rows = FindingBuilder(asked, experiment.results, 100).multi_device_findings()
+    rows = FindingBuilder(Attribution(asked, experiment.results, 100)).multi_device_findings()
     assert not any(row.significant for row in rows)
     largest = max(rows, key=lambda row: row.lost_ms.value)
     assert largest.lost_ms.value > 2
@@ -282,7 +283,7 @@ def test_a_fix_of_what_costs_much_is_tried_unless_one_of_what_is_named_can_be(
 ) -> None:
     rows = [_costing(cause, ms) for cause, ms in (("epoch-boundary", 8), ("input", 5), ("link", 1))]
     known = [row for row in rows if row.cause in named]
-    suspected = planner._suspected_findings(ladder(workers=4), rows, known, 20.0)
+    suspected = planner._suspected_findings(experiment_design(workers=4), rows, known, 20.0)
     assert [row.cause for row in suspected] == tried
 
 
@@ -299,8 +300,8 @@ def _costing(cause: str, ms: float, *, named: bool = False) -> Finding:
 
 def test_a_named_cause_asks_for_its_fixes() -> None:
     experiment, _, noting = _experiment(1000.0)
-    asked = experiment.run(ladder())
-    assert asked.with_plan(exchange="bf16") in {trial for trial, _ in noting.runs}
+    asked = experiment.run(experiment_design())
+    assert asked.actual().edit(exchange="bf16") in {trial for trial, _ in noting.runs}
 
 
 def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +310,7 @@ def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(FindingBuilder, "multi_device_findings", lambda _: rows[:1])
     monkeypatch.setattr(FindingBuilder, "one_device_findings", lambda _: rows[1:])
     experiment, _, _ = _experiment(1000.0)
-    asked = experiment.run(ladder(workers=4))
+    asked = experiment.run(experiment_design(workers=4))
     found = planner.follow_ups(asked, experiment.results)
     link, loading = (CAUSES_BY_ID[cause].fixes(asked).values() for cause in ("link", "input"))
     assert max(map(found.index, loading)) < min(map(found.index, link))
@@ -317,20 +318,20 @@ def test_fixes_of_what_costs_most_are_tried_first(monkeypatch: pytest.MonkeyPatc
 
 def test_a_short_time_is_for_what_is_wanted_first() -> None:
     experiment, ticking, noting = _experiment(6.0)
-    experiment.run(ladder())
+    experiment.run(experiment_design())
     assert ticking.now <= 6.0
     asked = [trial for trial, number in noting.runs if number == 0][3:]
-    wanted = list(dict.fromkeys(planner.required(experiment_ladder(asked))))
+    wanted = list(dict.fromkeys(planner.required(design_of_length(asked))))
     measured = [trial for trial in wanted if trial in asked]
     assert measured
     left = [trial for trial in wanted if trial not in {trial for trial, _ in noting.runs}]
     assert min(map(wanted.index, left)) > max(map(wanted.index, measured))
 
 
-def experiment_ladder(runs: list[Trial]) -> ExperimentDesign:
-    """The ladder at the length that was chosen."""
+def design_of_length(runs: list[Trial]) -> ExperimentDesign:
+    """The design at the length that was chosen."""
     steps = runs[0].plan.steps
-    return dataclasses.replace(ladder(), plan=ladder().plan.edit(steps=steps))
+    return dataclasses.replace(experiment_design(), plan=experiment_design().plan.edit(steps=steps))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -358,10 +359,10 @@ class Sharing(WorkloadRunner):
 def test_trials_of_one_process_tree_are_measured_together_or_each_by_itself(fails: bool) -> None:
     experiment, _, noting = _experiment(1000.0)
     experiment.runner = Sharing.of(experiment.runner, fails=fails)
-    made = experiment.run(ladder())
+    made = experiment.run(experiment_design())
     shared = [tree for tree in noting.trees if len(tree) > 1]
     real = next(tree for tree in shared if made.actual() in tree)
-    assert made.barrier_only(made.cheapest_input) in real
+    assert barrier_only(made, made.cheapest_input) in real
     assert made.baseline not in real
     assert all(
         len({interleave.process_wide(trial.variant) for trial in tree}) == 1 for tree in shared
@@ -386,7 +387,7 @@ def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_thems
     ticking, noting = Ticking(runner(script)), Noting()
     clock = TimeBudget(seconds, now=lambda: ticking.now)
     experiment = Experiment(Sharing.of(target(script, run=ticking)), clock, noting)
-    made = experiment.run(ladder())
+    made = experiment.run(experiment_design())
     first = next(tree for tree in noting.trees if made.actual() in tree)
     assert (len(first) == 1) == alone
     assert build_budget("digits", made, experiment.results).speedup.value == pytest.approx(20 / 12)
@@ -396,14 +397,14 @@ def test_without_time_for_turns_of_long_steps_the_two_ends_are_measured_by_thems
 def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others(
     retries: float, seconds: float
 ) -> None:
-    """Both ends of the ladder with either allocator, then what exchange and input cost."""
+    """The baseline and the real run with either allocator, then what exchange and input cost."""
     experiment, _, noting = _experiment(seconds)
     experiment.runner = Sharing.of(experiment.runner)
     fed = DataLoaderProfile(batch_size=100, batches_per_epoch=20, dataset_size=2000, num_workers=8)
     seen = ScriptProfile(world_size=2, parallel="ddp", loader=fed, alloc_retries=retries)
-    asked = dataclasses.replace(ladder(), profile=seen, scaling="weak", step_ms=12.0)
+    asked = dataclasses.replace(experiment_design(), profile=seen, scaling="weak", step_ms=12.0)
     made = experiment.run(asked)
-    barrier = made.barrier_only(made.cheapest_input)
+    barrier = barrier_only(made, made.cheapest_input)
     if not retries:
         assert made.actual() in next(tree for tree in noting.trees if barrier in tree)
         return
@@ -411,6 +412,6 @@ def test_what_a_first_look_has_seen_happen_does_not_wait_for_the_turns_of_others
     before = itertools.takewhile(lambda tree: barrier not in tree, noting.trees)
     known = {trial for tree in before for trial in tree}
     assert {
-        made.with_expandable_segments(made.actual()),
-        made.with_expandable_segments(made.baseline),
+        with_expandable_segments(made, made.actual()),
+        with_expandable_segments(made, made.baseline),
     } <= known

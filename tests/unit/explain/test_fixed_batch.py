@@ -56,12 +56,12 @@ def measured(
 
 
 def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
-    experiment, ladder = measured(least=100)
-    assert (ladder.scaling, ladder.plan.batch, ladder.baseline.plan.batch) == ("weak", 200, 100)
-    assert not ladder.can_change_batch
-    assert ladder.profile is not None
-    assert ladder.profile.replay_hints.script_sets_batch_size
-    found = build_budget("train.py", ladder, experiment.results)
+    experiment, design = measured(least=100)
+    assert (design.scaling, design.plan.batch, design.baseline.plan.batch) == ("weak", 200, 100)
+    assert design.profile is not None
+    assert not design.profile.accepts_batch_size
+    assert design.profile.replay_hints.script_sets_batch_size
+    found = build_budget("train.py", design, experiment.results)
     told = "With smaller batches it fails (ValueError: 50): a step below is 2 of the script's own."
     assert found.headline.endswith(told)
     assert not any("ValueError" in one for one in experiment.results.reasons.values())
@@ -70,14 +70,14 @@ def test_each_device_has_one_of_its_own_and_why_is_told() -> None:
 
 @pytest.mark.parametrize(("least", "scaling"), [(1, None), (100, "strong")])
 def test_what_works_or_was_asked_for_is_kept(least: int, scaling: Scaling | None) -> None:
-    _, ladder = measured(least, scaling)
-    assert (ladder.scaling, ladder.plan.batch) == ("strong", 100)
+    _, design = measured(least, scaling)
+    assert (design.scaling, design.plan.batch) == ("strong", 100)
 
 
 def test_one_run_of_one_device_that_crashes_is_enough() -> None:
     crashed: list[Plan] = []
-    _, ladder = measured(100, crashed=crashed)
-    assert ladder.scaling == "weak"
+    _, design = measured(100, crashed=crashed)
+    assert design.scaling == "weak"
     assert [(plan.devices, plan.batch) for plan in crashed] == [(1, 50)]
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from explaining import ladder, runner, target
+from explaining import experiment_design, runner, target
 from nfold.core.measurement import Measurement, RankSamples
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.work_division import ImbalanceCause
+from nfold.explain.causes.work_division import IMBALANCE
+from nfold.explain.design import no_allreduce
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.experiment import TimeBudget as Seconds
@@ -44,7 +45,7 @@ def _fix(clocks: dict[int, tuple[float, str]], *, waiting: tuple[float, str] = (
     made = target(SCRIPT, run=run)
     made = dataclasses.replace(made, switchable_fields=lambda *_: ())
     experiment = Experiment(made, Seconds(1000.0), ExperimentEvents())
-    measured = experiment.run(ladder("weak", devices=4, batch=400))
+    measured = experiment.run(experiment_design("weak", devices=4, batch=400))
     found = build_budget("digits", measured, experiment.results)
     return next(row.fix for row in found.rows if row.cause == "imbalance")
 
@@ -87,10 +88,10 @@ def test_half_of_what_is_missing_is_enough() -> None:
 
 
 def test_a_slow_rank_that_nobody_moved_yet_is_told_by_its_clock() -> None:
-    asked = ladder("weak", devices=2)
-    trial = asked.no_allreduce(asked.cheapest_input)
+    asked = experiment_design("weak", devices=2)
+    trial = no_allreduce(asked, asked.cheapest_input)
     view = MetricView({(trial, "rank 0"): 10.0, (trial, "rank 1"): 11.0})
     both = "rank 1 is slow: compare its device and its share of the data"
-    assert ImbalanceCause().fix(asked, view) == both
+    assert IMBALANCE.fix(asked, view) == both
     known = dataclasses.replace(asked, clock_rates=(GpuClockRate(1980.0), GpuClockRate(1800.0)))
-    assert ImbalanceCause().fix(known, view).startswith("rank 1 is slow: its clock is 1,800 MHz,")
+    assert IMBALANCE.fix(known, view).startswith("rank 1 is slow: its clock is 1,800 MHz,")

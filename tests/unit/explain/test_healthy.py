@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from explaining import ladder, runner, target
+from explaining import experiment_design, runner, target
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import FindingBuilder
+from nfold.explain.cause_costs import Attribution
 from nfold.explain.planner import required
 from nfold.explain.trials import TrialResults
 
@@ -16,7 +17,7 @@ ROUNDS = 3
 
 @pytest.mark.slow
 def test_no_cause_is_named_on_healthy_runs() -> None:
-    asked = ladder(batch=200, steps=10, warmup_steps=1)
+    asked = experiment_design(batch=200, steps=10, warmup_steps=1)
     rungs = list(dict.fromkeys([asked.actual(), asked.baseline, *required(asked)]))
     named = []
     for seed in range(RUNS):
@@ -27,7 +28,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(ROUNDS):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        made = FindingBuilder(asked, measured, resamples=60)
+        made = FindingBuilder(Attribution(asked, measured, resamples=60))
         rows = (*made.multi_device_findings(), *made.one_device_findings())
         named += [(seed, row.cause, row.lost_ms) for row in rows if row.significant]
     assert named == []

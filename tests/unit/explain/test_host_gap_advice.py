@@ -35,7 +35,7 @@ def at(when: HostGapKind, place: str, seconds: float, calls: str | None = None) 
     return HostGapLocation(kind=when, location=place, seconds=seconds, callee=calls)
 
 
-def ladder(*ranks: Spots, seen: ScriptProfile = SEEN) -> ExperimentDesign:
+def experiment_design(*ranks: Spots, seen: ScriptProfile = SEEN) -> ExperimentDesign:
     return ExperimentDesign(plan=PLAN, scaling="weak", profile=seen, gap_locations=ranks)
 
 
@@ -45,7 +45,7 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
         at("after a step", "train.py:44", 0.03),
         at("after some steps", "train.py:50", 3.0),
     )
-    told = reduce_host_gap(ladder(spots), 10.12)
+    told = reduce_host_gap(experiment_design(spots), 10.12)
     assert told == (
         "train.py:40: 10.1 ms pass after every step before the next batch is requested "
         "(histograms()): do less there, or less often"
@@ -54,7 +54,9 @@ def test_what_comes_after_every_step_has_its_line_and_what_is_called_there() -> 
 
 def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
     spots = (at("after a step", "train.py:40", 1.0, "forward()"),)
-    told = reduce_host_gap(ladder(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4)
+    told = reduce_host_gap(
+        experiment_design(spots, seen=dataclasses.replace(SEEN, loader=None)), 3.4
+    )
     assert told.startswith(
         "train.py:40: 3.4 ms pass after every step before the model is called again (forward())"
     )
@@ -63,13 +65,13 @@ def test_where_nobody_is_seen_to_ask_it_may_be_the_making_of_a_batch() -> None:
 
 def test_a_part_that_is_not_nearly_all_is_told() -> None:
     spots = (at("after a step", "train.py:40", 0.6), at("after a step", "train.py:44", 0.4))
-    assert "requested (60% of it): do less" in reduce_host_gap(ladder(spots), 10.12)
+    assert "requested (60% of it): do less" in reduce_host_gap(experiment_design(spots), 10.12)
 
 
 @pytest.mark.parametrize("spots", [(), (at("after a step", "train.py:40", 0.004),)])
 def test_where_nobody_has_looked_long_it_is_behind_the_step(spots: Spots) -> None:
-    assert reduce_host_gap(ladder(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
-    assert reduce_periodic_work(ladder(spots), 20.0, 31.4) == (
+    assert reduce_host_gap(experiment_design(spots), 3.0).startswith("train.py:31: 3.0 ms pass")
+    assert reduce_periodic_work(experiment_design(spots), 20.0, 31.4) == (
         "train.py:31: 31 ms every 20 steps: evaluate, log and save less often, or divide it"
     )
 
@@ -85,13 +87,13 @@ def test_what_one_rank_does_while_the_others_wait_is_to_be_divided(
     other_s: float, said: str, change: str
 ) -> None:
     ranks = [(at("after some steps", "train.py:50", s, "evaluate()"),) for s in (1.0, other_s)]
-    told = reduce_periodic_work(ladder(*ranks), 50.0, 80.4)
+    told = reduce_periodic_work(experiment_design(*ranks), 50.0, 80.4)
     assert told == (f"train.py:50: {said} 50 steps (evaluate()): do that less often, or {change}")
 
 
 def test_a_slow_rank_has_its_own_line() -> None:
     ranks = ((at("after a step", "train.py:40", 2.0),), (at("after a step", "train.py:44", 1.0),))
-    assert reduce_rank_host_gap(ladder(*ranks), 1, 6.55).startswith(
+    assert reduce_rank_host_gap(experiment_design(*ranks), 1, 6.55).startswith(
         "train.py:44: rank 1 spends 6.5 ms outside of training between steps"
     )
 
@@ -137,7 +139,7 @@ def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
     first = (at("after a step", "train.py:40", 1.0, "log()"),)
     same = (at("after a step", "train.py:40", 2.0, "log()"),)
     other = (at("between passes", "train.py:60", 4.0),)
-    asked = ladder(*gap_locations(_run(first, ())))
+    asked = experiment_design(*gap_locations(_run(first, ())))
     runs = [
         _run(same, other, folder="tree", number=1),
         _run(same, other, folder="tree", number=2),
@@ -148,7 +150,7 @@ def test_where_ranks_were_adds_up_over_process_trees_of_as_many() -> None:
         (at("after a step", "train.py:40", 3.0, "log()"),),
         (at("between passes", "train.py:60", 4.0),),
     )
-    assert with_gap_locations(ladder(), runs).gap_locations == ()
+    assert with_gap_locations(experiment_design(), runs).gap_locations == ()
 
 
 def test_a_stream_has_no_sampler_that_could_be_another() -> None:

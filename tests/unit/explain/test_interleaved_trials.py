@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, SECONDS, Memory, explained, ladder, runner, target
+from explaining import HOST, SECONDS, Memory, experiment_design, explained, runner, target
 from nfold.core.interleave import process_wide
 from nfold.core.measurement import FailureCause, Measurement, RankSamples
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.input_pipeline import InputCause
-from nfold.explain.design import Trial
+from nfold.explain.causes.input_pipeline import INPUT
+from nfold.explain.design import Trial, no_allreduce
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import Budget
 from nfold.launch.launch_spec import RunOptions
@@ -50,7 +50,7 @@ def test_the_same_costs_are_found_in_fewer_runs() -> None:
 
 def _measured(script: Scenario) -> set[tuple[str, int]]:
     experiment = Experiment(target(script), TimeBudget(SECONDS), ExperimentEvents())
-    experiment.run(ladder())
+    experiment.run(experiment_design())
     runs = experiment.results.runs.values()
     return {(m.folder or m.id, m.repeat) for found in runs for m in found.values()}
 
@@ -94,7 +94,7 @@ def test_what_had_no_turn_before_the_end_is_run_by_itself() -> None:
     script = Scenario(**COSTS, can_interleave=True)
     short = target(script, Memory(), _over_after_the_first_turn(runner(script)))
     experiment = Experiment(short, TimeBudget(SECONDS), ExperimentEvents())
-    measured = experiment.run(ladder())
+    measured = experiment.run(experiment_design())
     found = build_budget("digits", measured, experiment.results)
     assert _rows(found) == pytest.approx(_rows(explained(Scenario(**COSTS))))
 
@@ -114,7 +114,7 @@ def test_what_had_its_turns_before_a_run_failed_is_not_run_again() -> None:
         return dataclasses.replace(found, status="crashed", cause=died, ranks=tuple(ranks))
 
     experiment = Experiment(target(script, Memory(), run), TimeBudget(SECONDS), ExperimentEvents())
-    measured = experiment.run(ladder())
+    measured = experiment.run(experiment_design())
     found = build_budget("digits", measured, experiment.results)
     assert _rows(found) == pytest.approx(_rows(explained(Scenario(**COSTS))))
     assert trees > 1
@@ -141,7 +141,7 @@ def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:
         return dataclasses.replace(found, ranks=tuple(ranks))
 
     experiment = Experiment(target(script, run=run), TimeBudget(SECONDS), ExperimentEvents())
-    measured = experiment.run(ladder())
+    measured = experiment.run(experiment_design())
     told = {d.kind: d.text for d in build_budget("digits", measured, experiment.results).caveats}
     assert "some trials have 7 timed steps" in told["ended_early"]
     assert "ended_early" not in {doubt.kind for doubt in explained(script).caveats}
@@ -149,7 +149,7 @@ def test_a_script_that_ends_before_its_steps_are_timed_says_so() -> None:
 
 def test_trials_share_what_their_framework_can_change() -> None:
     shared = target(Scenario(can_interleave=True))
-    trial = ladder().no_allreduce("replayed", (1, 0))
+    trial = no_allreduce(experiment_design(), "replayed", (1, 0))
     whole = Trial(plan=trial.plan.edit(epochs=1))
     assert shared.shared_trial(trial) == Trial(plan=trial.plan, variant=Variant(devices=(1, 0)))
     assert shared.shared_trial(whole) is None
@@ -167,7 +167,7 @@ def test_turns_that_cannot_share_a_run_are_refused(
     monkeypatch.setattr(
         Scenario, "from_environment", classmethod(lambda _: Scenario(can_interleave=in_turns))
     )
-    plan, options = ladder().plan.edit(steps=5), RunOptions(results=tmp_path)
+    plan, options = experiment_design().plan.edit(steps=5), RunOptions(results=tmp_path)
     turns = (Variant(input="replayed"), Variant(devices=(1, 0)))
 
     def status(*asked: Variant) -> Any:
@@ -219,7 +219,7 @@ def test_on_an_unsteady_host_the_real_run_has_another_tree_before_what_is_new(
     usual, second = runner(script), Second()
     drifting = target(script, Memory(), _slower_in_the_end(usual, times))
     experiment = Experiment(drifting, TimeBudget(SECONDS), second)
-    measured = experiment.run(ladder())
+    measured = experiment.run(experiment_design())
     assert (measured.actual() in second.trials) == unsteady
     told = {doubt.kind for doubt in build_budget("digits", measured, experiment.results).caveats}
     assert ("unsteady" in told) == unsteady
@@ -236,8 +236,8 @@ def test_without_its_input_a_step_is_what_it_is_with_batches_given_again(seed: i
         "can_interleave": True,
     }
     experiment = Experiment(target(Scenario(**noisy)), TimeBudget(SECONDS), ExperimentEvents())
-    asked = experiment.run(ladder(workers=4))
+    asked = experiment.run(experiment_design(workers=4))
     view = experiment.results.fit().view
     gone = view.step(asked.actual()) - view.step(asked.actual("replayed"))
     assert gone > 0
-    assert InputCause().total_ms(asked, view) == pytest.approx(gone)
+    assert INPUT.costs(asked).total_ms(view) == pytest.approx(gone)

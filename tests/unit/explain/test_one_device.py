@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, explained, failed, ladder, runner, script_runner, target
+from explaining import HOST, experiment_design, explained, failed, runner, script_runner, target
 from nfold.core.measurement import FetchStats, Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
 from nfold.engines.simulated import Scenario
 from nfold.explain.advice import pytorch
 from nfold.explain.attribution import FindingBuilder, build_budget
-from nfold.explain.causes.input_pipeline import InputCause
+from nfold.explain.cause_costs import Attribution
+from nfold.explain.causes.input_pipeline import INPUT
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
@@ -54,8 +55,8 @@ def of_script(seen: ScriptProfile, **costs: Any) -> tuple[Budget, list[Measureme
 
     one = Experiment(target(script, run=run), TimeBudget(1000.0), ExperimentEvents())
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
-    made_ladder = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
-    return build_budget("train.py", made_ladder, one.results), made
+    measured = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
+    return build_budget("train.py", measured, one.results), made
 
 
 PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any], str]] = [
@@ -128,7 +129,9 @@ def test_what_is_above_no_noise_by_itself_is_told_together() -> None:
 
 
 def test_no_cause_is_named_on_healthy_runs() -> None:
-    asked = ladder("weak", devices=1, strategy="single", batch=100, steps=10, warmup_steps=1)
+    asked = experiment_design(
+        "weak", devices=1, strategy="single", batch=100, steps=10, warmup_steps=1
+    )
     rungs = list(dict.fromkeys([asked.actual(), *required(asked)]))
     named = []
     for seed in range(HEALTHY):
@@ -139,7 +142,7 @@ def test_no_cause_is_named_on_healthy_runs() -> None:
         for number in range(3):
             for rung in rungs:
                 measured.add(rung, number, runs.measure(rung, number))
-        made = FindingBuilder(asked, measured, resamples=60)
+        made = FindingBuilder(Attribution(asked, measured, resamples=60))
         named += [
             (seed, row.cause, row.lost_ms) for row in made.one_device_findings() if row.significant
         ]
@@ -175,9 +178,9 @@ def test_fixes_of_what_takes_most_of_a_step_follow_at_once(load_ms: float, at_on
         return made[-1]
 
     experiment = Experiment(target(script, run=run), TimeBudget(1000.0), ExperimentEvents())
-    asked = ladder("weak", devices=1, strategy="single", batch=100, workers=4)
+    asked = experiment_design("weak", devices=1, strategy="single", batch=100, workers=4)
     experiment.run(asked)
-    fixes = {rung.plan.workers for rung in InputCause().fixes(asked).values()} - {4}
+    fixes = {rung.plan.workers for rung in INPUT.fixes(asked).values()} - {4}
     order = [one.plan.workers in fixes for one in made]
     assert any(order)
     evidence = next(place for place, one in enumerate(made) if one.variant and not one.folder)
@@ -206,24 +209,24 @@ def test_as_many_workers_are_tried_as_keep_up_with_the_rest_of_a_step(
     fetches = FetchStats(batches=10, seconds=made_s, waited_s=0.0)
     plan = Plan(device=device, devices=1, batch=100, workers=0, cores_per_device=cores)
     seen = dataclasses.replace(SEEN, fetches=fetches)
-    ladder = ExperimentDesign(plan=plan, profile=seen, step_ms=12.0)
-    found = InputCause().fixes(ladder)
+    design = ExperimentDesign(plan=plan, profile=seen, step_ms=12.0)
+    found = INPUT.fixes(design)
     assert {rung.plan.workers for rung in found.values()} == tried
     told = f"train.py:7: DataLoader(..., num_workers={max(tried)})"
-    assert InputCause().fix(ladder, MetricView({})) == told, "before any of them is measured"
+    assert INPUT.fix(design, MetricView({})) == told, "before any of them is measured"
 
 
 def test_files_of_images_are_tried_on_the_device_before_anything_else() -> None:
     plan = Plan(device="cuda", devices=1, batch=64, workers=1, decode="cpu", augment="cpu")
     files = ExperimentDesign(plan=plan.edit(input="loader", cache="off"))
     flags = ["--decode device --augment device", "--input resident", "--augment device"]
-    assert list(InputCause().fixes(files)) == [*flags, "--workers 2"]
-    said = InputCause().fix(files, MetricView({}))
+    assert list(INPUT.fixes(files)) == [*flags, "--workers 2"]
+    said = INPUT.fix(files, MetricView({}))
     assert said == f"{', '.join(flags)} or --workers 2 (measure them)"
     pixels = dataclasses.replace(files, plan=files.plan.edit(decode=None, augment="device"))
-    assert list(InputCause().fixes(pixels)) == ["--input resident", "--workers 2"]
+    assert list(INPUT.fixes(pixels)) == ["--input resident", "--workers 2"]
     keras = dataclasses.replace(files, plan=files.plan.edit(framework="jax"))
-    assert list(InputCause().fixes(keras)) == [*flags[1:], "--workers 2"]
+    assert list(INPUT.fixes(keras)) == [*flags[1:], "--workers 2"]
 
 
 def test_what_would_be_slower_without_it_adds_nothing_to_the_compute_alone() -> None:

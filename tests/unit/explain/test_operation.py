@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from explaining import SECONDS, ladder, target
+from explaining import SECONDS, experiment_design, target
 from nfold.core.measurement import OperationPart
 from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.causes.cause import NOT_APPLICABLE_TO_OPERATIONS
-from nfold.explain.design import ExperimentDesign
+from nfold.explain.design import ExperimentDesign, replicas
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import Budget
 
@@ -26,7 +26,7 @@ COSTS: dict[str, Any] = {
 
 
 def _operation(**changes: Any) -> ExperimentDesign:
-    return dataclasses.replace(ladder(**changes), is_operation=True)
+    return dataclasses.replace(experiment_design(**changes), is_operation=True)
 
 
 def _explained(asked: ExperimentDesign) -> tuple[Experiment, Budget]:
@@ -69,7 +69,7 @@ def test_what_it_cannot_have_is_said_with_the_reason() -> None:
 def test_cpu_devices_copy_nothing_and_everything_else_is_what_they_share() -> None:
     asked = _operation(device="cpu")
     assert asked.cheapest_input == "real"
-    assert asked.replicas(asked.cheapest_input) == asked.actual()
+    assert replicas(asked, asked.cheapest_input) == asked.actual()
 
 
 @pytest.mark.parametrize(("their_ms", "told"), [(1.0, True), (1000.0, False)])

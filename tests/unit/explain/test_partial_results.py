@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from explaining import ladder, target
+from explaining import experiment_design, target
 from nfold.core.measurement import FetchStats
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.engines.simulated import Scenario
 from nfold.explain import planner
 from nfold.explain.attribution import build_budget
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.design import ExperimentDesign, Trial, with_expandable_segments
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import TrialResults
 
@@ -51,7 +51,7 @@ RANKS = dataclasses.replace(
     gradient_exchanges=2.0,
     accumulation=2,
 )
-LADDERS: dict[str, dict[str, Any]] = {
+DESIGNS: dict[str, dict[str, Any]] = {
     "workload": {"workers": 4, "augment": "cpu"},
     "one process": {"strategy": "dp", "workers": 4},
     "ranks": {"seen": RANKS, "scaling": "weak", "accumulate": 2, "batch_norm": "synchronised"},
@@ -62,14 +62,14 @@ LADDERS: dict[str, dict[str, Any]] = {
 
 def made(seen: ScriptProfile | None = None, **changes: Any) -> ExperimentDesign:
     if seen is None:
-        return ladder(**changes)
+        return experiment_design(**changes)
     said = {"strategy": "ddp" if seen.process_group else "dp", "workers": 2, "input": "loader"}
-    asked = ladder(**{**said, "step": "eager", **changes})
+    asked = experiment_design(**{**said, "step": "eager", **changes})
     return dataclasses.replace(asked, profile=seen)
 
 
 STARVED = dataclasses.replace(COSTS, load_ms_per_sample=2.0, repeated_ms=2.0, buffers_ms=1.0)
-"""So much that the whole ladder is climbed with the real input as well."""
+"""So much that all contrasts are measured with the real input as well."""
 
 
 def whole(asked: ExperimentDesign, costs: Scenario) -> tuple[ExperimentDesign, TrialResults]:
@@ -91,9 +91,9 @@ def some(measured: TrialResults, needed: tuple[Trial, ...], draws: random.Random
 
 
 @pytest.mark.parametrize("costs", [COSTS, STARVED], ids=["fed", "starved"])
-@pytest.mark.parametrize("what", list(LADDERS))
+@pytest.mark.parametrize("what", list(DESIGNS))
 def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Scenario) -> None:
-    asked, measured = whole(made(**LADDERS[what]), costs)
+    asked, measured = whole(made(**DESIGNS[what]), costs)
     draws = random.Random(what)
     assert len(measured.runs) > 5
     for _ in range(20):
@@ -116,6 +116,7 @@ def test_what_a_first_look_has_seen_is_measured_first(retries: float) -> None:
     tried = {
         asked.actual(),
         asked.one_device("real"),
-        *map(asked.with_expandable_segments, (asked.actual(), asked.baseline)),
+        with_expandable_segments(asked, asked.actual()),
+        with_expandable_segments(asked, asked.baseline),
     }
     assert (set(wanted[: len(tried)]) == tried) == bool(retries)

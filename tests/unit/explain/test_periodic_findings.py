@@ -13,7 +13,7 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TraceSummary
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
@@ -211,10 +211,10 @@ def test_what_rank_0_does_beyond_the_others_is_told_once() -> None:
 
 
 def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> None:
-    ladder = ExperimentDesign(
+    design = ExperimentDesign(
         plan=made.plan(HOST, devices=2, batch=16), profile=DDP, scaling="weak"
     )
-    full, one = ladder.actual(), ladder.baseline
+    full, one = design.actual(), design.baseline
     known = {
         (full, "step"): 10.0,
         (one, "step"): 10.0,
@@ -222,8 +222,6 @@ def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> Non
         (one, "periodic"): 1.5,
         (one, "period"): 72.0,
     }
-    assert (
-        EpochBoundaryCause()
-        .one_device_fix(ladder, MetricView(known))
-        .startswith("train.py:31: 108 ms every 72 steps")
+    assert EPOCH_BOUNDARY.one_device_fix(design, MetricView(known)).startswith(
+        "train.py:31: 108 ms every 72 steps"
     )

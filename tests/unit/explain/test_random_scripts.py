@@ -23,7 +23,7 @@ from nfold.core.script_profile import (
 )
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.cause import remaining_ms
+from nfold.explain.cause_costs import remaining_ms
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
@@ -156,8 +156,8 @@ def explained(seen: ScriptProfile, costs: Scenario, runs: int, devices: int) -> 
     one = Experiment(target(costs, run=run), clock, ExperimentEvents())
     device = seen.device.partition(":")[0]
     place = Plan(framework="simulated", device=device, devices=devices, cores_per_device=8, steps=1)
-    ladder = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
-    return build_budget("train.py", ladder, one.results, resamples=5)
+    design = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
+    return build_budget("train.py", design, one.results, resamples=5)
 
 
 @pytest.mark.parametrize("seed", range(30))

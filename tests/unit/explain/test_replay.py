@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from explaining import ladder, runner, target
+from explaining import experiment_design, runner, target
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
+from nfold.explain.design import barrier_only, no_allreduce
 from nfold.explain.estimate.replay import sampling_error, with_equal_batches
 from nfold.explain.trials import TrialResults
 
@@ -20,13 +21,13 @@ TEXTS = Scenario(
     process_noise=0.005,
     can_interleave=True,
 )
-DESIGN = ladder(batch=200, steps=40, warmup_steps=3)
+DESIGN = experiment_design(batch=200, steps=40, warmup_steps=3)
 
 
 def _latency(seed: int) -> Interval:
     """Return the cost of latency from one process tree, with 40 steps of every trial."""
     cheapest = DESIGN.cheapest_input
-    barrier, none = DESIGN.barrier_only(cheapest), DESIGN.no_allreduce(cheapest)
+    barrier, none = barrier_only(DESIGN, cheapest), no_allreduce(DESIGN, cheapest)
     trials, results = [DESIGN.actual(), barrier, none], TrialResults()
     scenario = dataclasses.replace(TEXTS, noise_seed=seed)
     found = target(scenario, run=runner(scenario)).measure_interleaved(trials, 0)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from explaining import ladder
+from explaining import experiment_design
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, TraceSummary
 from nfold.explain.planner import interleaved_seconds, round_up, with_run_length
 
@@ -25,7 +25,7 @@ def test_lengths_are_round(steps: float, found: int) -> None:
 def test_long_steps_are_fewer_but_never_less_than_tell_something(
     step_s: float, steps: int, warmup: int
 ) -> None:
-    found = with_run_length(ladder(warmup_steps=10_000), step_s, interleaved=False).plan
+    found = with_run_length(experiment_design(warmup_steps=10_000), step_s, interleaved=False).plan
     assert (found.steps, found.warmup_steps) == (steps, warmup)
 
 
@@ -44,7 +44,7 @@ def test_a_script_whose_steps_are_long_warms_up_in_few(
     step_s: float, planned: int, optimizers: int, warmup: int
 ) -> None:
     seen = ScriptProfile(optimizers=("SGD", "Adam")[:optimizers])
-    script = dataclasses.replace(ladder(warmup_steps=planned), profile=seen)
+    script = dataclasses.replace(experiment_design(warmup_steps=planned), profile=seen)
     assert with_run_length(script, step_s, interleaved=True).plan.warmup_steps == warmup
 
 
@@ -62,7 +62,7 @@ def test_short_passes_are_timed_for_longer(
     batches: int | None, accumulate: int, device: str, steps: int
 ) -> None:
     """Of steps of 15 ms one second is timed on a GPU, of several passes two."""
-    script = ladder(device=device, accumulate=accumulate)
+    script = experiment_design(device=device, accumulate=accumulate)
     script = dataclasses.replace(
         script, profile=ScriptProfile(loader=DataLoaderProfile(batches_per_epoch=batches))
     )
@@ -79,7 +79,9 @@ def test_turns_with_given_batches_do_not_take_what_a_first_look_saw_waited_for(
         input_wait_ms=waits_ms,
         trace=TraceSummary(steps=3, layout_copy_ms=(), device_busy_ms=busy_ms),
     )
-    asked = dataclasses.replace(ladder(steps=20, warmup_steps=10, workers=1), profile=seen)
+    asked = dataclasses.replace(
+        experiment_design(steps=20, warmup_steps=10, workers=1), profile=seen
+    )
     real, given = (
         interleaved_seconds(asked, [asked.actual()], 1.0),
         interleaved_seconds(asked, [asked.actual("replayed")], 1.0),

@@ -25,9 +25,15 @@ from nfold.engines.simulated import Scenario
 from nfold.explain import causes
 from nfold.explain.advice import headline, pytorch
 from nfold.explain.attribution import build_budget
-from nfold.explain.causes.epoch_boundary import EpochBoundaryCause
-from nfold.explain.causes.input_pipeline import InputCause
-from nfold.explain.design import ExperimentDesign, Scaling, Trial, over_short_epochs
+from nfold.explain.causes.epoch_boundary import short_epoch_trials
+from nfold.explain.causes.input_pipeline import INPUT, InputCosts
+from nfold.explain.design import (
+    ExperimentDesign,
+    Scaling,
+    Trial,
+    over_short_epochs,
+    with_expandable_segments,
+)
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Budget
@@ -480,7 +486,7 @@ def test_threads_that_crowd_the_input_are_told_from_the_input() -> None:
     assert "cannot_help" not in [doubt["kind"] for doubt in found.to_json()["warnings"]]
 
 
-def test_too_many_threads_are_told_before_there_is_time_for_the_rest_of_the_ladder() -> None:
+def test_too_many_threads_are_told_before_there_is_time_for_the_other_trials() -> None:
     """The real run with fewer threads shares its process tree: it is known before most."""
     one = experiment(Scenario(**COSTS, crowding_ms=60.0, load_ms_per_sample=0.02))
     seen = dataclasses.replace(placed(DDP, "threads", "train.py:4"), threads=32)
@@ -619,7 +625,9 @@ def test_what_sleeping_costs_beside_the_sleep_goes_with_it(workers: int, storage
     exposed_ms = 11.25
     made_ms = {(real, "loading"): 10.0, (real, "waiting"): 8.0}
     view = MetricView({(replayed, "step"): 10.0, (real, "step"): 10.0 + exposed_ms, **made_ms})
-    computing, waiting = InputCause().one_device_cpu_and_storage_ms(found, view)
+    computing, waiting = InputCosts(
+        found, (), INPUT.one_device_contrasts(found)
+    ).one_device_cpu_and_storage_ms(view)
     assert (computing, waiting) == pytest.approx((exposed_ms - storage, storage))
 
 
@@ -680,7 +688,7 @@ def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device
     one = experiment(Scenario(**COSTS, retries_ms=4.0, neighbor_retries_ms=30.0))
     seen = dataclasses.replace(DDP, alloc_retries=1.5)
     asked = one.run(probe_script(one, PLACE, None, HOST, lambda _: (seen,)))
-    known = (asked.actual(), asked.baseline, asked.with_expandable_segments(asked.actual()))
+    known = (asked.actual(), asked.baseline, with_expandable_segments(asked, asked.actual()))
     runs = {trial: one.results.runs[trial] for trial in known}
     found = build_budget("train.py", asked, TrialResults(runs))
     (first,) = (row for row in found.rows if row.significant)
@@ -689,7 +697,7 @@ def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device
     assert first.predicted_speedup is not None
     assert first.predicted_speedup.value == pytest.approx(2 * 14 / 10)
     assert dict(found.unmeasured)["memory"] == NOT_ENOUGH_TIME
-    del runs[asked.with_expandable_segments(asked.actual())]
+    del runs[with_expandable_segments(asked, asked.actual())]
     assert not any(
         row.significant for row in build_budget("train.py", asked, TrialResults(runs)).rows
     )
@@ -723,7 +731,7 @@ def test_where_the_allocator_never_tried_again_the_used_memory_is_told() -> None
     reason = dict(explained(DDP).unmeasured)["memory"]
     assert reason == "no allocator retry in 30 steps"
     used = dataclasses.replace(DDP, peak_memory_bytes=10**9)
-    told = causes.device_memory.MemoryCause().not_applicable_reason(
+    told = causes.device_memory.MEMORY.not_applicable_reason(
         dataclasses.replace(looked(used), memory_bytes=4 * 10**9)
     )
     assert told == f"{reason}; uses 1.0 of 4.0 GB of a device: the batch can grow"
@@ -818,7 +826,7 @@ def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
     made = looked(seen)
     one = experiment(Scenario(**COSTS))
     whole = one.run(made)
-    (short, _) = EpochBoundaryCause().short_epoch_trials(whole)
+    (short, _) = short_epoch_trials(whole)
     one.results.runs.pop(short)
     cause = FailureCause(text="the 30 s that it was given were over", step=10, stalled_s=20.0)
     over = dataclasses.replace(failed(short, ""), status="interrupted", cause=cause)
@@ -839,7 +847,7 @@ def test_what_nobody_waited_for_is_known_to_cost_so_much_at_least() -> None:
     assert build_view(dataclasses.replace(found, lower_bound=less)).change is None
 
 
-def test_only_the_end_of_the_ladder_whose_epochs_nobody_saw_has_short_passes() -> None:
+def test_only_the_trial_whose_epochs_nobody_saw_has_short_passes() -> None:
     """6 s between epochs of 200 steps on two devices; one device's, of 400, are not over."""
     fed = dataclasses.replace(LOADER, batches_per_epoch=200, dataset_size=40_000)
     seen = dataclasses.replace(DDP, loader=fed)

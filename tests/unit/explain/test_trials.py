@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from explaining import ladder
+from explaining import experiment_design
 from made import machine, plan
 from nfold.core.measurement import Caveat, FailureCause, Measurement, RankSamples, Window
 from nfold.core.variant import Variant
@@ -144,7 +144,10 @@ def test_a_host_that_is_now_faster_and_now_slower_casts_doubt(
     measured = TrialResults()
     for trial in (REAL, RESIDENT):
         measured.add(trial, 0, _in_turns(trial, 20.0, 20.0, 20.0, longest_ms))
-    found = {doubt.kind: doubt for doubt in collect_caveats(ladder(), measured, measured.fit(20))}
+    found = {
+        doubt.kind: doubt
+        for doubt in collect_caveats(experiment_design(), measured, measured.fit(20))
+    }
     assert ("unsteady" in found) == told
     if told:
         assert "20 to 24 ms" in found["unsteady"].text
@@ -156,7 +159,10 @@ def test_batches_that_grow_from_turn_to_turn_cast_doubt(growth: float, *, told: 
     measured = TrialResults()
     for trial, times in ((REAL, growth), (RESIDENT, 1.0)):
         measured.add(trial, 0, _in_turns(trial, *(20.0 * times**at for at in range(4))))
-    found = {doubt.kind: doubt for doubt in collect_caveats(ladder(), measured, measured.fit(20))}
+    found = {
+        doubt.kind: doubt
+        for doubt in collect_caveats(experiment_design(), measured, measured.fit(20))
+    }
     assert ("changing_batches" in found) == told
     if told:
         assert "20 to 34.6 ms" in found["changing_batches"].text

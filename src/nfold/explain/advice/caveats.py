@@ -10,7 +10,9 @@ from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
 from nfold.explain.advice import pytorch
 from nfold.explain.causes import applicable_causes
-from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.cause import skipped_reason
+from nfold.explain.causes.cost_model import one_device_trials_and_step
+from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY, endless_reason, short_epoch_trials
 from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
@@ -71,7 +73,7 @@ def find_training_errors(
 
 def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
     """Return the error with the line that causes it and the next step, if they are known."""
-    loader = pytorch.training_loader(profile)
+    loader = profile.training_loader
     if kind == REPEATED_SAMPLES and loader.num_workers > 1:
         text = (
             f"each of the {loader.num_workers} loader workers yields all samples of the rank: {text}; "
@@ -117,11 +119,8 @@ def collect_caveats(
     for kind, most in results.unstable_steps().items():
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
-    known = results.caveats()
     if design.facts.shared_cores:
         yield Caveat(kind="shared_cores", text=pytorch.restore_affinity(design.facts))
-    kinds = {one.kind for one in known}
-    yield from (one for one in design.probe_caveats if one.kind in {*TO_CHECK} - kinds)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
@@ -130,7 +129,10 @@ def collect_caveats(
         )
         yield Caveat(kind="uneven_batches", text=text)
     others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
-    yield from (caveat for caveat in known if caveat.kind not in others)
+    every = [caveat for run in results.measurements() for caveat in run.warnings]
+    every += [one for one in design.probe_caveats if one.kind in TO_CHECK]
+    first = {caveat.kind: caveat for caveat in reversed(every)}  # of every kind
+    yield from (caveat for kind, caveat in first.items() if kind not in others)
     if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:
         text = (
             "too few repeats to know how runs differ: intervals come from inside single runs, or "
@@ -179,17 +181,25 @@ def unmeasured_causes(
     """Return causes without a measured cost, each with its reason."""
     found = []
     for cause in applicable_causes(design):
-        trials = (*cause.multi_device_trials(design), *cause.one_device_evidence(design))
-        reason = cause.skipped_reason(design) or results.missing_reason(trials)
-        unknown = cause.unknown_part(design, view) if reason is None else None
-        if unknown is not None:
-            refining = reversed(cause.refining_trials(design))
-            reasons = (results.reasons.get(trial) for trial in refining)
-            reason = cause.endless_reason(design) or next(filter(None, reasons), NOT_ENOUGH_TIME)
-            reason = unknown + reason
+        costs = cause.costs(design)
+        trials = (*costs.trials, *one_device_trials_and_step(costs))
+        reason = skipped_reason(cause, design) or results.missing_reason(trials)
+        if reason is None and cause is EPOCH_BOUNDARY:
+            reason = _unknown_epoch_boundary(design, results, view)
         if reason is not None:
             found.append((cause.id, reason))
     return found
+
+
+def _unknown_epoch_boundary(
+    design: ExperimentDesign, results: TrialResults, view: MetricView
+) -> str | None:
+    costs = EPOCH_BOUNDARY.costs(design)
+    unknown = costs.unknown_part(view)
+    if unknown is None:
+        return None
+    reasons = (results.reasons.get(trial) for trial in reversed(costs.refining_trials))
+    return unknown + (endless_reason(design) or next(filter(None, reasons), NOT_ENOUGH_TIME))
 
 
 def epoch_boundary_lower_bound(
@@ -201,15 +211,16 @@ def epoch_boundary_lower_bound(
     """
     if design.profile is None:
         return None
-    full = design.actual()
-    steps = design.epoch_steps(full.plan)
+    full, loader = design.actual(), design.facts.training_loader
+    steps = loader.steps_per_epoch(full.plan.batch)
     if steps and view.has_epoch_gap(full) and not view.has_epoch_gap(design.baseline):
         seconds, fix = float(view.epoch_gap(full)) * steps / 1e3, EPOCH_BOUNDARY.fix(design, view)
         return LowerBound(
             seconds=seconds, steps=steps, devices=design.devices, fix=fix, is_complete=True
         )
-    for trial in EPOCH_BOUNDARY.short_epoch_trials(design):
-        steps, stalled_s = design.epoch_steps(trial.plan), results.stalled_s.get(trial)
+    for trial in short_epoch_trials(design):
+        stalled_s = results.stalled_s.get(trial)
+        steps = loader.steps_per_epoch(trial.plan.batch)
         if steps and stalled_s:
             fix = pytorch.shorten_epoch_boundary(design.profile, waits=False)
             devices = trial.plan.devices or 1

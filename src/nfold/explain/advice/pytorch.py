@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement
-from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
+from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.explain.advice.trainers import divide_work, manual_all_reduce, trainer_advice
 from nfold.explain.design import ExperimentDesign
 
@@ -48,10 +48,6 @@ def split_code(advice: str) -> tuple[str, str]:
     return "", advice
 
 
-def training_loader(profile: ScriptProfile) -> DataLoaderProfile:
-    return profile.loader or DataLoaderProfile()
-
-
 def at_event(profile: ScriptProfile, event: str, text: str) -> str:
     """Put the line to change for an event before a text: that of the trainer if it has a setting."""
     return at_location(trainer_advice(profile).location(profile, event), text)
@@ -84,7 +80,7 @@ def speed_up_input(
             f"less work in {function.call_text}, or a DataLoader, whose workers make the next "
             f"batches while the device computes{unless}",
         )
-    if not (training_loader(profile).num_workers or tried_workers):
+    if not (profile.training_loader.num_workers or tried_workers):
         return num_workers_setting(profile, sufficient_workers)
     less = "less work per sample in the data set"
     if profile.device != "cpu":
@@ -98,7 +94,7 @@ def speed_up_input(
 
 def speed_up_reads(profile: ScriptProfile) -> str:
     """Advise on input that waits for storage."""
-    more = num_workers_setting(profile, 4 * (training_loader(profile).num_workers or 1))
+    more = num_workers_setting(profile, 4 * (profile.training_loader.num_workers or 1))
     text = f"{more} (waiting workers need no core), or keep the data in memory or on a local disk"
     read = profile.fetches
     if read is None or read.read_bytes < MIN_READ_BYTES * max(1, read.batches):
@@ -135,7 +131,7 @@ def compile_model(profile: ScriptProfile, mode: str) -> str:
 
 def use_pinned_copies(profile: ScriptProfile) -> str:
     moved = at_event(profile, "copy", trainer_advice(profile).non_blocking_copy)
-    if training_loader(profile).pin_memory:
+    if profile.training_loader.pin_memory:
         return moved
     pinned = loader_setting(profile, "pin_memory=True")
     if profile.batch_function is not None:
@@ -227,7 +223,7 @@ def use_process_per_device(profile: ScriptProfile, devices: int) -> str:
 
 def duplicated_epochs(profile: ScriptProfile) -> str | None:
     """Return an error if every rank visits the whole data set."""
-    fed = training_loader(profile)
+    fed = profile.training_loader
     if fed.shards_dataset is not False or profile.world_size < 2 or profile.slices_batches:
         return None
     samples = f"all {fed.dataset_size:,} samples" if fed.dataset_size else "the whole data set"
@@ -240,7 +236,7 @@ def duplicated_epochs(profile: ScriptProfile) -> str | None:
 
 def reduce_host_contention(profile: ScriptProfile) -> str:
     text = "fewer threads per rank: OMP_NUM_THREADS=1 in the launch command"
-    if training_loader(profile).num_workers:
+    if profile.training_loader.num_workers:
         text += f" and {at_event(profile, 'loader', 'fewer num_workers')}"
     return text
 
@@ -267,7 +263,7 @@ def limit_threads(profile: ScriptProfile, count: int) -> str:
 
 def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -> str:
     """Advise on gradient bytes; ``half_tried``: half of them was measured to be no faster."""
-    if profile.parallel == "fsdp":
+    if profile.uses_fsdp:
         return (
             "shard less (reshard_after_forward=False), or not at all: DistributedDataParallel, if "
             "the model fits a device"
@@ -386,7 +382,7 @@ def shorten_epoch_boundary(
     profile: ScriptProfile, *, waits: bool, ranks: LocationsByRank = ()
 ) -> str:
     """Advise on the time between epochs; ``waits``: most of it is spent on a first batch."""
-    fed, found = training_loader(profile), busiest_gap(ranks, "between passes")
+    fed, found = profile.training_loader, busiest_gap(ranks, "between passes")
     text = _change_text(profile, found, "do less there, or less often")
     if found is not None:
         if found.rank is not None:
@@ -449,7 +445,7 @@ def _at_line(design: ExperimentDesign, found: GapLocation | None, text: str, cha
 
 def unknown_epochs(profile: ScriptProfile) -> str | None:
     """Return an error if every rank visits the whole data set, perhaps in passes that never end."""
-    if not training_loader(profile).in_generator or duplicated_epochs(profile) is None:
+    if not profile.training_loader.in_generator or duplicated_epochs(profile) is None:
         return None
     return at_event(
         profile,

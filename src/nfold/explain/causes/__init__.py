@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from nfold.explain.causes.cause import Cause
-from nfold.explain.causes.collectives import LinkCause, NetworkCause, SynchronizationCause
-from nfold.explain.causes.device_memory import MEMORY, LayoutCause
+from nfold.explain.causes.collectives import LINK, NETWORK, SYNCHRONIZATION
+from nfold.explain.causes.device_memory import LAYOUT, MEMORY
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
-from nfold.explain.causes.host_processes import THREADS, SingleProcessCause
-from nfold.explain.causes.input_pipeline import CopiesCause, InputCause, StorageCause
-from nfold.explain.causes.launch_bound import LaunchBoundCause
-from nfold.explain.causes.work_division import ImbalanceCause, UndividedWorkCause
+from nfold.explain.causes.host_processes import SINGLE_PROCESS, THREADS
+from nfold.explain.causes.input_pipeline import COPIES, INPUT, STORAGE
+from nfold.explain.causes.launch_bound import LAUNCH_BOUND
+from nfold.explain.causes.work_division import IMBALANCE, UNDIVIDED_WORK
 from nfold.explain.design import ExperimentDesign
 
 CAUSES: tuple[Cause, ...] = (
-    UndividedWorkCause(),
-    SingleProcessCause(),
-    LaunchBoundCause(),
-    ImbalanceCause(),
-    LinkCause(),
-    InputCause(),
+    UNDIVIDED_WORK,
+    SINGLE_PROCESS,
+    LAUNCH_BOUND,
+    IMBALANCE,
+    LINK,
+    INPUT,
     THREADS,
-    SynchronizationCause(),
-    CopiesCause(),
+    SYNCHRONIZATION,
+    COPIES,
     EPOCH_BOUNDARY,
-    LayoutCause(),
+    LAYOUT,
     MEMORY,
-    NetworkCause(),
-    StorageCause(),
+    NETWORK,
+    STORAGE,
 )
 
 CAUSES_BY_ID = {cause.id: cause for cause in CAUSES}

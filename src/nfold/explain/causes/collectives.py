@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import ClassVar
 
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
 from nfold.explain.advice.trainers import trainer_advice
-from nfold.explain.causes.cause import ONE_PROCESS, Cause, Contrast, with_both_inputs
-from nfold.explain.design import ExperimentDesign, Input, Trial
+from nfold.explain.causes.cause import ONE_PROCESS, Cause
+from nfold.explain.causes.cost_model import Contrast, with_both_inputs
+from nfold.explain.design import (
+    ExperimentDesign,
+    Input,
+    Trial,
+    barrier_only,
+    extra_collectives,
+    no_allreduce,
+    one_allreduce,
+    replicas,
+)
 from nfold.explain.estimate.bootstrap import MetricView
 
 SHARDING_TRAFFIC = "parameters gathered and gradients scattered, their latency included"
@@ -29,10 +37,6 @@ EXTRA_COLLECTIVES = {
 class LinkCause(Cause):
     """Bytes between the devices of a host: the real gradient exchange against a barrier."""
 
-    id = "link"
-    removal = Variant(exchange="barrier")
-    affects_one_device = False
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if _uses_gloo_for_gpus(design):
             return "gloo copies GPU tensors through the host: see network"
@@ -40,21 +44,18 @@ class LinkCause(Cause):
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         def all_reduce(input_: Input) -> Contrast:
-            whole = design.one_allreduce(input_)
-            if not design.sharded:
-                return Contrast(whole, design.barrier_only(input_))
-            replicas = design.no_allreduce(input_)
-            return Contrast(
-                whole, replicas, SHARDING_TRAFFIC, base_metric=MetricView.slowest_rank_step
-            )
+            whole, slowest = one_allreduce(design, input_), MetricView.slowest_rank_step
+            if not design.facts.uses_fsdp:
+                return Contrast(whole, barrier_only(design, input_))
+            alone = replicas(design, input_)
+            return Contrast(whole, alone, SHARDING_TRAFFIC, base_metric=slowest)
 
         return (with_both_inputs(design, all_reduce),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
-            return pytorch.reduce_gradient_bytes(
-                design.profile, half_tried=bool(self.tried_fixes(design, view))
-            )
+            half_tried = any(map(view.has, self.fixes(design).values()))
+            return pytorch.reduce_gradient_bytes(design.profile, half_tried=half_tried)
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
@@ -63,9 +64,9 @@ class LinkCause(Cause):
             return {advice: design.actual(exchange="half")} if advice else {}
         if design.plan.exchange != "fp32":
             return {}
-        found = {"--exchange bf16": design.with_plan(exchange="bf16")}
+        found = {"--exchange bf16": design.actual().edit(exchange="bf16")}
         if design.plan.strategy == "ddp":
-            found["--strategy nfold"] = design.with_plan(strategy="nfold")
+            found["--strategy nfold"] = design.actual().edit(strategy="nfold")
         return found
 
 
@@ -76,8 +77,6 @@ def _uses_gloo_for_gpus(design: ExperimentDesign) -> bool:
 class NetworkCause(LinkCause):
     """The same through the host, by gloo. Communication between several hosts is not measured."""
 
-    id = "network"
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         return None if _uses_gloo_for_gpus(design) else "all devices are on one host"
 
@@ -85,39 +84,39 @@ class NetworkCause(LinkCause):
         return pytorch.USE_NCCL
 
 
+LINK = LinkCause("link", removal=Variant(exchange="barrier"), affects_one_device=False)
+NETWORK = NetworkCause("network", removal=LINK.removal, affects_one_device=False)
+
+
 class SynchronizationCause(Cause):
     """The wrapper, one-element all-reduces, synchronised batch norm and host reads."""
 
-    id = "synchronization"
-    removal = Variant(synchronised_batch_norm=False)
-    component_rows: ClassVar[Mapping[str, str]] = {LATENCY: "communication"}
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
-        if design.has_host_reads or design.detects_anomalies:
+        if _has_host_reads(design) or design.facts.detects_anomalies:
             return None
-        if design.sharded:
+        if design.facts.uses_fsdp:
             return (
                 "the collectives of FSDP cannot be removed one by one: all of their cost is in link"
             )
         return ONE_PROCESS if design.uses_one_process else None
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
-        return design.detects_anomalies
+        return design.facts.detects_anomalies
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
-        if design.uses_one_process or design.sharded:
+        if design.uses_one_process or design.facts.uses_fsdp:
             return ()
         own, slowest = MetricView.reference_step, MetricView.slowest_rank_step
 
         def wrapper(input_: Input) -> Contrast:
-            alone = design.replicas(input_)
-            return Contrast(design.no_allreduce(input_), alone, WRAPPER, own, own, base_first=True)
+            alone, none = replicas(design, input_), no_allreduce(design, input_)
+            return Contrast(none, alone, WRAPPER, own, own, base_first=True)
 
         def latency(input_: Input) -> Contrast:
-            barrier, none = design.barrier_only(input_), design.no_allreduce(input_)
+            barrier, none = barrier_only(design, input_), no_allreduce(design, input_)
             return Contrast(barrier, none, LATENCY, base_metric=slowest, base_first=True)
 
-        fields = _present_collectives(design)
+        fields = extra_collectives(design)
         removed = [dict.fromkeys(fields[:count], False) for count in range(len(fields) + 1)]
         pairs = pairwise(design.actual("real", **changes) for changes in removed)
         return (
@@ -130,14 +129,14 @@ class SynchronizationCause(Cause):
         )
 
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
-        own, without = design.one_device(design.cheapest_input), design.no_host_sync
+        own, without = design.one_device(design.cheapest_input), without_host_syncs(design)
         return (Contrast(own, without),) if own != without else ()
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
         return "; ".join(_host_read_fixes(design))
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        found = self.components(design, view)
+        found = self.costs(design).components(view)
         largest = max(found, key=lambda name: found[name])
         if design.profile is not None:
             search = _searches_unused_needlessly(design.profile)
@@ -156,28 +155,40 @@ class SynchronizationCause(Cause):
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         found: dict[str, Trial] = {}
         if design.profile is not None:
-            for field in _present_collectives(design):
+            for field in extra_collectives(design):
                 advice = _advice_for(design.profile, EXTRA_COLLECTIVES[field])
                 found[advice] = design.actual("real", **{field: False})
             if _searches_unused_needlessly(design.profile):
-                found[pytorch.disable_unused_search(design.profile)] = _without_unused_search(
-                    design
-                )
+                advice = pytorch.disable_unused_search(design.profile)
+                found[advice] = _without_unused_search(design)
             return found | _host_read_fixes(design)
-        if design.synchronises_batch_norm:
-            found["--batch-norm device"] = design.with_plan(batch_norm="device")
+        full = design.actual()
+        if design.plan.batch_norm == "synchronised":
+            found["--batch-norm device"] = full.edit(batch_norm="device")
         if design.plan.device == "cuda" and design.plan.step == "eager":
-            found["--step captured --strategy nfold"] = design.with_plan(
-                step="captured", strategy="nfold"
-            )
+            captured = full.edit(step="captured", strategy="nfold")
+            found["--step captured --strategy nfold"] = captured
         if design.plan.strategy == "ddp":
-            found["--strategy nfold"] = design.with_plan(strategy="nfold")
+            found["--strategy nfold"] = full.edit(strategy="nfold")
         return found
 
 
-def _present_collectives(design: ExperimentDesign) -> list[str]:
-    removed = design.gradients_only
-    return [field for field in EXTRA_COLLECTIVES if not getattr(removed, field)]
+SYNCHRONIZATION = SynchronizationCause(
+    "synchronization", removal=Variant(synchronised_batch_norm=False)
+)
+
+
+def without_host_syncs(design: ExperimentDesign) -> Trial:
+    """Return one device alone with the cheapest input, whose host waits for no value."""
+    return design.one_device(
+        design.cheapest_input,
+        host_syncs=not _has_host_reads(design),
+        anomaly_detection=not design.facts.detects_anomalies,
+    )
+
+
+def _has_host_reads(design: ExperimentDesign) -> bool:
+    return Variant.host_syncs.is_useful(design.facts) and design.plan.device == "cuda"
 
 
 def _advice_for(profile: ScriptProfile, component: str) -> str:
@@ -191,9 +202,9 @@ def _advice_for(profile: ScriptProfile, component: str) -> str:
 
 def _host_read_fixes(design: ExperimentDesign) -> dict[str, Trial]:
     found, profile = {}, design.facts
-    if design.detects_anomalies:
+    if profile.detects_anomalies:
         found[pytorch.disable_anomaly_detection(profile)] = design.actual(anomaly_detection=False)
-    if design.has_host_reads:
+    if _has_host_reads(design):
         found[pytorch.reduce_host_reads(profile)] = design.actual(host_syncs=False)
     return found
 

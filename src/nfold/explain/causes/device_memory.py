@@ -11,8 +11,9 @@ from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, Contrast
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.cost_model import Contrast, CostModel
+from nfold.explain.design import ExperimentDesign, Trial, with_expandable_segments
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import MIN_STEP_FRACTION
@@ -26,9 +27,6 @@ class MemoryCause(Cause):
     themselves are too large.
     """
 
-    id = "memory"
-    removal = Variant(expandable_segments=True)
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         profile, refusal = design.profile, self.removal.refusal(design.plan)
         if refusal is not None:
@@ -38,36 +36,43 @@ class MemoryCause(Cause):
         return None if profile.alloc_retries else _memory_use(profile, design.memory_bytes)
 
     def observed_in_probe(self, design: ExperimentDesign) -> bool:
-        return design.has_allocator_retries
+        return Variant.expandable_segments.is_useful(design.facts)
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         full, (single,) = design.actual(), self.one_device_contrasts(design)
-        return (Contrast(full, design.with_expandable_segments(full), less=single),)
-
-    def available_trials(self, design: ExperimentDesign, view: MetricView) -> tuple[Trial, ...]:
-        own = self.multi_device_trials(design)
-        return tuple(filter(view.has, own)) if view.has(*own[:2], design.one_device("real")) else ()
-
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        (contrast,) = self.contrasts(design)
-        if view.has(*contrast.trials):
-            return contrast.cost_ms(view)
-        # A lower bound: one device loses less than all of its step.
-        on_n = view.step(contrast.trial) - view.step(contrast.base)
-        return np.maximum(0.0, on_n - view.step(design.one_device("real")))
+        return (Contrast(full, with_expandable_segments(design, full), less=single),)
 
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         one = design.one_device("real")
-        return (Contrast(one, design.with_expandable_segments(one)),)
+        return (Contrast(one, with_expandable_segments(design, one)),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         return pytorch.reduce_allocator_retries(design.facts)
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        return {pytorch.USE_EXPANDABLE_SEGMENTS: design.with_expandable_segments(design.actual())}
+        without = with_expandable_segments(design, design.actual())
+        return {pytorch.USE_EXPANDABLE_SEGMENTS: without}
 
 
-MEMORY = MemoryCause()
+class MemoryCosts(CostModel):
+    """The retries on N devices; a lower bound before those of one device are measured."""
+
+    def evidence(self, view: MetricView) -> tuple[Trial, ...]:
+        own, single = self.trials, self.design.one_device("real")
+        return tuple(filter(view.has, own)) if view.has(*own[:2], single) else ()
+
+    def lost_ms(self, view: MetricView) -> Samples:
+        if not self.evidence(view):
+            return 0.0
+        (contrast,) = self.contrasts
+        if view.has(*contrast.trials):
+            return contrast.cost_ms(view)
+        # One device loses less than all of its step.
+        on_n = view.step(contrast.trial) - view.step(contrast.base)
+        return np.maximum(0.0, on_n - view.step(self.design.one_device("real")))
+
+
+MEMORY = MemoryCause("memory", removal=Variant(expandable_segments=True), model=MemoryCosts)
 
 
 def _memory_use(profile: ScriptProfile, size_bytes: int | None) -> str:
@@ -87,49 +92,42 @@ class LayoutCause(Cause):
     may gain or lose in all other kernels, and a slow host may hide the difference.
     """
 
-    id = "layout"
-    occupies_device = True
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.profile is not None:
             return "no step of the script was profiled" if design.profile.trace is None else None
         return None if design.plan.device == "cuda" else "CPU devices do not use cuDNN"
 
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        own = design.one_device(design.cheapest_input)
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        own, copies = design.one_device(design.cheapest_input), _layout_copy_ms(design)
         if design.profile is None:
-            return (own, design.one_device(design.cheapest_input, layout=_other_layout(design)))
-        if _is_transposed(design):
-            return (own, design.one_device_with(design.cheapest_input, channels_last=True))
-        return (design.one_device("real"),)
+            return (Contrast(own, own.edit(layout=_other_layout(design))),)
+        if not _is_transposed(design):
+            real = design.one_device("real")
+            return (Contrast(real, real, estimate=copies),)
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        estimate = self.direct_estimate(design)
-        if estimate is not None:
-            return estimate.value
-        own, other = map(view.step, self.one_device_trials(design))
-        return _layout_copy_ms(design).value + own - other
+        def step_and_copies(view: MetricView, trial: Trial) -> Samples:
+            return copies.value + view.step(trial)
 
-    def direct_estimate(self, design: ExperimentDesign) -> Interval | None:
-        if design.profile is None or _is_transposed(design):
-            return None
-        return _layout_copy_ms(design)
+        return (Contrast(own, own.under(channels_last=True), metric=step_and_copies),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is None:
             return f"--layout {_other_layout(design)}"
-        if 2 * _layout_copy_ms(design).value < self.one_device_ms(design, view):
+        if 2 * _layout_copy_ms(design).value < self.costs(design).one_device_ms(view):
             return pytorch.use_channels_last(design.profile)
         return pytorch.keep_memory_format(design.profile)
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if design.profile is None:
             layout = _other_layout(design)
-            return {f"--layout {layout}": design.with_plan(layout=layout)}
+            return {f"--layout {layout}": design.actual().edit(layout=layout)}
         if not _is_transposed(design):
             return {}
         advice = pytorch.use_channels_last(design.profile)
         return {advice: design.actual("real", channels_last=True)}
+
+
+LAYOUT = LayoutCause("layout", occupies_device=True)
 
 
 def _layout_copy_ms(design: ExperimentDesign) -> Interval:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import (
-    ONE_PROCESS,
-    Cause,
+from nfold.explain.causes.cause import ONE_PROCESS, Cause
+from nfold.explain.causes.cost_model import (
     Contrast,
+    CostModel,
     with_both_inputs,
     without_retries,
 )
 from nfold.explain.causes.device_memory import MEMORY
-from nfold.explain.design import ExperimentDesign, Input, Trial
+from nfold.explain.design import ExperimentDesign, Input, Trial, replicas
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples
 
@@ -21,30 +21,14 @@ from nfold.explain.estimate.samples import Samples
 class SingleProcessCause(Cause):
     """One process (nn.DataParallel) against a process per device: its threads share an interpreter."""
 
-    id = "single-process"
-    affects_one_device = False
-    advice_in_words = True
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         return None if design.uses_one_process else "each device has its own process"
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         script = design.profile is not None
-        ranks = design.replicas("real") if script else design.with_plan(strategy="ddp")
-        return (without_retries(design, design.actual(), ranks),)
-
-    def refining_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        if design.profile is None:
-            return ()
-        return (design.replicas("real", exchange_after_backward=True),)
-
-    def gained_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        # DistributedDataParallel gains between this, where no compute hides the gradient exchange
-        # of the replicas, and ``lost_ms``.
-        late = self.refining_trials(design)
-        if not late or not view.has(*late):
-            return self.lost_ms(design, view)
-        return view.step(design.actual()) - view.step(late[0])
+        full = design.actual()
+        ranks = replicas(design, "real") if script else full.edit(strategy="ddp")
+        return (without_retries(design, full, ranks),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
@@ -54,7 +38,36 @@ class SingleProcessCause(Cause):
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if design.profile is not None:
             return {}
-        return {f"--strategy {name}": design.with_plan(strategy=name) for name in ("ddp", "nfold")}
+        full = design.actual()
+        return {f"--strategy {name}": full.edit(strategy=name) for name in ("ddp", "nfold")}
+
+
+class SingleProcessCosts(CostModel):
+    """A process per device gains less than replicas: it exchanges gradients.
+
+    DistributedDataParallel gains between ``gained_ms``, where no compute hides the gradient exchange
+    of the replicas, and ``lost_ms``.
+    """
+
+    @property
+    def refining_trials(self) -> tuple[Trial, ...]:
+        if self.design.profile is None:
+            return ()
+        return (replicas(self.design, "real", exchange_after_backward=True),)
+
+    def gained_ms(self, view: MetricView) -> Samples:
+        late = self.refining_trials
+        if not late or not view.has(*late):
+            return self.lost_ms(view)
+        return view.step(self.design.actual()) - view.step(late[0])
+
+
+SINGLE_PROCESS = SingleProcessCause(
+    "single-process",
+    affects_one_device=False,
+    advice_in_words=True,
+    model=SingleProcessCosts,
+)
 
 
 class ThreadsCause(Cause):
@@ -64,35 +77,24 @@ class ThreadsCause(Cause):
     than with replayed batches.
     """
 
-    id = "threads"
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         return ONE_PROCESS if design.profile is None and design.uses_one_process else None
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         def shared(input_: Input) -> Contrast:
             one, metric = design.one_device(input_), MetricView.reference_step
-            return Contrast(design.replicas(input_), one, metric=metric)
+            return Contrast(replicas(design, input_), one, metric=metric)
 
         return (with_both_inputs(design, shared), *_oversubscription(design))
-
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        shared, *_ = self.contrasts(design)
-        between = shared.exposed_ms(design, view) if view.has(*shared.trials) else 0.0
-        # Allocator retries of several processes delay each other in the driver: cause "memory".
-        retries = np.minimum(MEMORY.known_ms(design, view), between)
-        return between - np.maximum(0.0, retries) + self.oversubscription_ms(design, view)
-
-    def oversubscription_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        """Return what more threads than cores cost input, which looks like slow input; 0 if unknown."""
-        known = [one for one in _oversubscription(design) if view.has(*one.trials)]
-        return known[0].cost_ms(view) if known else 0.0
 
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         if not has_too_many_threads(design):
             return ()
-        own, threads = design.one_device(design.cheapest_input), _cores_per_device(design)
-        return (Contrast(own, design.one_device_with(design.cheapest_input, threads=threads)),)
+        own = design.one_device(design.cheapest_input)
+        return (Contrast(own, own.under(threads=_cores_per_device(design))),)
+
+    def costs(self, design: ExperimentDesign) -> ThreadsCosts:
+        return ThreadsCosts(design, self.contrasts(design), self.one_device_contrasts(design))
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if not has_too_many_threads(design):
@@ -113,7 +115,23 @@ class ThreadsCause(Cause):
         return "fewer threads per rank: OMP_NUM_THREADS=1, and fewer --workers"
 
 
-THREADS = ThreadsCause()
+THREADS = ThreadsCause("threads")
+
+
+class ThreadsCosts(CostModel):
+    """What processes cost each other, without their allocator retries."""
+
+    def lost_ms(self, view: MetricView) -> Samples:
+        shared, *_ = self.contrasts
+        between = shared.exposed_ms(self.design, view) if view.has(*shared.trials) else 0.0
+        # Allocator retries of several processes delay each other in the driver: cause "memory".
+        retries = np.minimum(MEMORY.costs(self.design).lost_ms(view), between)
+        return between - np.maximum(0.0, retries) + self.oversubscription_ms(view)
+
+    def oversubscription_ms(self, view: MetricView) -> Samples:
+        """Return what more threads than cores cost input, which looks like slow input; 0 if unknown."""
+        known = [one for one in self.contrasts[1:] if view.has(*one.trials)]
+        return known[0].cost_ms(view) if known else 0.0
 
 
 def _oversubscription(design: ExperimentDesign) -> tuple[Contrast, ...]:

@@ -10,18 +10,28 @@ import numpy as np
 from nfold.core.input_rates import host_decodes_for_gpus
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import (
-    Cause,
+from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.collectives import LINK, NETWORK, SYNCHRONIZATION
+from nfold.explain.causes.cost_model import (
     Contrast,
+    CostModel,
     has_input,
     is_input_bound,
     without_retries,
 )
-from nfold.explain.causes.collectives import LinkCause, NetworkCause, SynchronizationCause
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.causes.host_processes import THREADS
-from nfold.explain.causes.work_division import ImbalanceCause
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.causes.work_division import IMBALANCE
+from nfold.explain.design import (
+    ExperimentDesign,
+    Trial,
+    barrier_only,
+    host_input,
+    no_allreduce,
+    one_allreduce,
+    replicas,
+    with_expandable_segments,
+)
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples, ratio
 from nfold.explain.metrics import loading_ms_per_step
@@ -39,29 +49,25 @@ CpuAndStorage = tuple[
 class CopiesCause(Cause):
     """Copies from host to device that compute does not hide: replayed against resident batches."""
 
-    id = "copies"
-    occupies_device = True
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.plan.device != "cuda":
             return "CPU devices use host memory"
         if not design.can_replay_input:
             return CANNOT_REPLAY_INPUT
-        if design.batch_function is not None and design.batch_function.on_device:
-            return (
-                f"{design.batch_function.call_text} makes a batch and copies it: both are in input"
-            )
+        function = design.facts.batch_function
+        if function is not None and function.on_device:
+            return f"{function.call_text} makes a batch and copies it: both are in input"
         return "the data are on the device" if design.plan.input == "resident" else None
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         if design.is_one_process_script:
             return ()
-        host, resident = design.one_allreduce(design.host_input), design.one_allreduce("resident")
+        host, resident = (one_allreduce(design, at) for at in (host_input(design), "resident"))
         (single,) = self.one_device_contrasts(design)
         return (Contrast(host, resident, less=single),)
 
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
-        return (Contrast(design.one_device(design.host_input), design.one_device("resident")),)
+        return (Contrast(design.one_device(host_input(design)), design.one_device("resident")),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
@@ -73,124 +79,31 @@ class CopiesCause(Cause):
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         if design.profile is not None or design.is_operation:
             return {}
-        resident = design.with_plan(input="resident", augment="device", workers=0)
-        return {"--input resident": resident}
+        return {"--input resident": _resident_data_set(design)}
+
+
+COPIES = CopiesCause("copies", occupies_device=True)
+
+
+def _resident_data_set(design: ExperimentDesign) -> Trial:
+    return design.actual().edit(input="resident", augment="device", workers=0)
 
 
 class InputCause(Cause):
     """Loading, decoding and augmenting on the host, and loaders that slow each other."""
-
-    id = "input"
-    removal = Variant(input="replayed")
-    part: ClassVar[Literal[0, 1]] = 0  # of ``CpuAndStorage``
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if not design.can_replay_input:
             return CANNOT_REPLAY_INPUT
         return "the data are on the device" if design.plan.input == "resident" else None
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        if design.is_one_process_script:
-            on_n = (_real_replicas(design), *THREADS.trials(design))
-        else:
-            on_n = _real_and_replayed(design).trials
-        return (*on_n, *self.one_device_trials(design))
-
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         real, replayed = design.one_device("real"), design.one_device("replayed")
         return (without_retries(design, real, replayed),)
 
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        return self.cpu_and_storage_ms(design, view)[self.part]
-
-    def cpu_and_storage_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
-        """Return the extra loss of N devices."""
-        whole = self._multi_device_ms(design, view)
-        full = design.with_expandable_segments(design.actual())
-        on_n = _real_replicas(design) if design.is_one_process_script else full
-        (single,) = self.one_device_contrasts(design)
-        one_ms = single.cost_ms(view)
-        more = _storage_ms(design, view, on_n, whole + one_ms) - _storage_ms(
-            design, view, single.trial, one_ms
-        )
-        return whole - more, more
-
-    def _multi_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        """Return the extra loss of N devices.
-
-        Once trials with the real input show what other causes lose, it is the rest of the loss:
-        input may hide a part of them.
-        """
-        real, _ = self.one_device_trials(design)
-        if design.is_one_process_script:
-            more = view.reference_step(_real_replicas(design)) - view.step(real)
-            return more - THREADS.lost_ms(design, view)
-        full = design.with_expandable_segments(design.actual())
-        others = [one for one in HIDDEN_CAUSES if one.not_applicable_reason(design) is None]
-        computing, waiting = self.one_device_cpu_and_storage_ms(design, view)
-        added = _real_and_replayed(design).cost_ms(view) - computing - waiting
-        added = added - THREADS.oversubscription_ms(design, view)
-        known = view.has(full, *(trial for c in others for trial in c.trials(design)))
-        exposed = view.has(*real_input_trials(design))
-        decided = exposed or (view.final and has_input(design, view))
-        if design.uses_one_process or not known or not decided:
-            return added
-        lost = view.step(full) - view.step(real)
-        rest = lost - sum(cause.lost_ms(design, view) for cause in others)
-        return rest if exposed else np.where(is_input_bound(design, view), rest, added)
-
-    def total_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        # With the wait for the first batch of every epoch. On N devices, what replayed input saves
-        # them together, less the part of storage.
-        first = self.first_batch_ms(design, view)[self.part]
-        if self.part or design.is_one_process_script or design.devices == 1:
-            return super().total_ms(design, view) + first
-        saved = _real_and_replayed(design).cost_ms(view) - THREADS.oversubscription_ms(design, view)
-        saved -= (
-            self.cpu_and_storage_ms(design, view)[1]
-            + self.one_device_cpu_and_storage_ms(design, view)[1]
-        )
-        return np.maximum(0.0, saved) + first
-
-    def first_batch_ms(self, design: ExperimentDesign, view: MetricView) -> CpuAndStorage:
-        """Return the wait of N devices for first batches.
-
-        A worker makes the first batch as any other, with the same share of waiting.
-        """
-        full = design.actual()
-        if not EPOCH_BOUNDARY.has_epoch_gaps(design, view):
-            return 0.0, 0.0
-        first = view.first_batch_wait(full)
-        loading, waiting = view.loading_and_waiting(full)
-        read = first * np.minimum(1.0, ratio(waiting, loading))
-        return first - read, read
-
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
-        replicas = design.replicas("real")
-        if design.is_one_process_script or not view.has(replicas, *THREADS.trials(design)):
-            return {}
-        contention = view.reference_step(replicas) - view.step(design.one_device("real"))
-        contention -= THREADS.lost_ms(design, view)
-        return {
-            "loaders of all ranks share the host": contention,
-            "waiting for the slowest loader": self.lost_ms(design, view) - contention,
-        }
-
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        return self.one_device_cpu_and_storage_ms(design, view)[self.part]
-
-    def one_device_cpu_and_storage_ms(
-        self, design: ExperimentDesign, view: MetricView
-    ) -> CpuAndStorage:
-        """Return the loss of one device."""
-        (single,) = self.one_device_contrasts(design)
-        whole = single.cost_ms(view)
-        waiting = _storage_ms(design, view, single.trial, whole)
-        return whole - waiting, waiting
-
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
-            tried = [trial.plan.workers or 0 for trial in self.tried_fixes(design, view)]
+            tried = [t.plan.workers or 0 for t in self.fixes(design).values() if view.has(t)]
             return pytorch.speed_up_input(design.profile, max(_first_workers(design)), tried)
         if not design.plan.workers:
             return "load in worker processes (--workers 2), or --input resident"
@@ -198,22 +111,22 @@ class InputCause(Cause):
         return f"{', '.join(most)} or {last} (measure them)"
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
-        plan = design.plan
+        full, plan = design.actual(), design.plan
         workers = plan.workers or 0
-        if design.batch_function is not None:
+        if design.facts.batch_function is not None:
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:
             return _with_workers(design, others)
         found = {}
         if host_decodes_for_gpus(plan) and plan.cache == "off":
-            on_device = design.with_plan(decode="device", augment="device")
+            on_device = full.edit(decode="device", augment="device")
             found["--decode device --augment device"] = on_device
-        found["--input resident"] = design.with_plan(input="resident", augment="device", workers=0)
+        found["--input resident"] = _resident_data_set(design)
         if plan.augment == "cpu":
-            found["--augment device"] = design.with_plan(augment="device")
+            found["--augment device"] = full.edit(augment="device")
         for other in others[: 2 if workers else 1]:
-            found[f"--workers {other}"] = design.with_plan(workers=other)
+            found[f"--workers {other}"] = full.edit(workers=other)
         return found
 
 
@@ -224,23 +137,17 @@ class StorageCause(InputCause):
     how long every process that makes batches computes (or waits for a core) and how long it sleeps.
     """
 
-    id = "storage"
-    removal = Variant()
-    part = 1
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.profile is None:
             return "the data are in memory before the first step"
         if not design.can_replay_input:
             return CANNOT_REPLAY_INPUT
-        if design.batch_function is not None:
-            return f"waiting in {design.batch_function.call_text} is not measured: it is in input"
+        function = design.facts.batch_function
+        if function is not None:
+            return f"waiting in {function.call_text} is not measured: it is in input"
         if design.profile.fetches is None:
             return "the processes that make batches are not measured (spawned workers)"
         return None
-
-    def components(self, design: ExperimentDesign, view: MetricView) -> dict[str, Samples]:
-        return {}
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         return pytorch.speed_up_reads(design.facts)
@@ -250,9 +157,123 @@ class StorageCause(InputCause):
         return _with_workers(design, [factor * own for factor in WORKER_FACTORS])
 
 
+class InputCosts(CostModel):
+    """The cost of input, divided into computing batches and waiting for storage."""
+
+    part: ClassVar[Literal[0, 1]] = 0  # of ``CpuAndStorage``: the one that counts
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        design = self.design
+        if design.devices == 1:
+            return ()
+        if design.is_one_process_script:
+            on_n = (_real_replicas(design), *THREADS.costs(design).trials)
+        else:
+            on_n = _real_and_replayed(design).trials
+        return (*on_n, *self.one_device_trials)
+
+    def lost_ms(self, view: MetricView) -> Samples:
+        return self._multi_device_cpu_and_storage_ms(view)[self.part]
+
+    def one_device_ms(self, view: MetricView) -> Samples:
+        return self.one_device_cpu_and_storage_ms(view)[self.part]
+
+    def total_ms(self, view: MetricView) -> Samples:
+        # With the wait for the first batch of every epoch. On N devices, what replayed input saves
+        # them together, less the part of storage.
+        design, first = self.design, self._first_batch_ms(view)[self.part]
+        if self.part or design.is_one_process_script or design.devices == 1:
+            return super().total_ms(view) + first
+        oversubscription_ms = THREADS.costs(design).oversubscription_ms(view)
+        saved = _real_and_replayed(design).cost_ms(view) - oversubscription_ms
+        _, more = self._multi_device_cpu_and_storage_ms(view)
+        _, single = self.one_device_cpu_and_storage_ms(view)
+        return np.maximum(0.0, saved - (more + single)) + first
+
+    def components(self, view: MetricView) -> dict[str, Samples]:
+        design, threads = self.design, THREADS.costs(self.design)
+        alone = replicas(design, "real")
+        if self.part or design.is_one_process_script or not view.has(alone, *threads.trials):
+            return {}
+        contention = view.reference_step(alone) - view.step(design.one_device("real"))
+        contention -= threads.lost_ms(view)
+        return {
+            "loaders of all ranks share the host": contention,
+            "waiting for the slowest loader": self.lost_ms(view) - contention,
+        }
+
+    def one_device_cpu_and_storage_ms(self, view: MetricView) -> CpuAndStorage:
+        """Return the loss of one device."""
+        (single,) = self.one_device_contrasts
+        whole = single.cost_ms(view)
+        waiting = _storage_ms(self.design, view, single.trial, whole)
+        return whole - waiting, waiting
+
+    def _multi_device_cpu_and_storage_ms(self, view: MetricView) -> CpuAndStorage:
+        """Return the extra loss of N devices."""
+        design, whole = self.design, self._multi_device_ms(view)
+        full = with_expandable_segments(design, design.actual())
+        on_n = _real_replicas(design) if design.is_one_process_script else full
+        (single,) = self.one_device_contrasts
+        one_ms = single.cost_ms(view)
+        more = _storage_ms(design, view, on_n, whole + one_ms)
+        more = more - _storage_ms(design, view, single.trial, one_ms)
+        return whole - more, more
+
+    def _multi_device_ms(self, view: MetricView) -> Samples:
+        """Return the extra loss of N devices.
+
+        Once trials with the real input show what other causes lose, it is the rest of the loss:
+        input may hide a part of them.
+        """
+        design, threads = self.design, THREADS.costs(self.design)
+        real, _ = self.one_device_trials
+        if design.is_one_process_script:
+            more = view.reference_step(_real_replicas(design)) - view.step(real)
+            return more - threads.lost_ms(view)
+        full = with_expandable_segments(design, design.actual())
+        hidden = (one for one in HIDDEN_CAUSES if one.not_applicable_reason(design) is None)
+        others = [one.costs(design) for one in hidden]
+        computing, waiting = self.one_device_cpu_and_storage_ms(view)
+        added = _real_and_replayed(design).cost_ms(view) - computing - waiting
+        added = added - threads.oversubscription_ms(view)
+        known = view.has(full, *(trial for one in others for trial in one.trials))
+        exposed = view.has(*real_input_trials(design))
+        decided = exposed or (view.final and has_input(design, view))
+        if design.uses_one_process or not known or not decided:
+            return added
+        lost = view.step(full) - view.step(real)
+        rest = lost - sum(one.lost_ms(view) for one in others)
+        return rest if exposed else np.where(is_input_bound(design, view), rest, added)
+
+    def _first_batch_ms(self, view: MetricView) -> CpuAndStorage:
+        """Return the wait of N devices for first batches.
+
+        A worker makes the first batch as any other, with the same share of waiting.
+        """
+        full = self.design.actual()
+        if not EPOCH_BOUNDARY.costs(self.design).has_epoch_gaps(view):
+            return 0.0, 0.0
+        first = view.first_batch_wait(full)
+        loading, waiting = view.loading_and_waiting(full)
+        read = first * np.minimum(1.0, ratio(waiting, loading))
+        return first - read, read
+
+
+class StorageCosts(InputCosts):
+    """The part that is waiting for storage."""
+
+    part = 1
+
+
+INPUT = InputCause("input", removal=Variant(input="replayed"), model=InputCosts)
+STORAGE = StorageCause("storage", model=StorageCosts)
+
+
 def _with_workers(design: ExperimentDesign, counts: list[int]) -> dict[str, Trial]:
     return {
-        pytorch.num_workers_setting(design.facts, count): design.with_plan(workers=count)
+        pytorch.num_workers_setting(design.facts, count): design.actual().edit(workers=count)
         for count in counts
     }
 
@@ -284,7 +305,7 @@ def _storage_ms(
     much would be lost. If the cost exceeds both and the training process makes its batches itself,
     it is divided in proportion: sleeping threads also wake late and find cold caches.
     """
-    if design.facts.fetches is None or design.batch_function is not None:
+    if design.facts.fetches is None or design.facts.batch_function is not None:
         return 0.0
     loading, waiting = view.loading_and_waiting(trial)
     computing, exposed_ms = loading - waiting, np.maximum(0.0, exposed_ms)
@@ -300,26 +321,20 @@ def real_input_trials(design: ExperimentDesign) -> tuple[Trial, ...]:
     """Return the trials with real input between one device and N, for designs that lose to input."""
     if design.uses_one_process:
         return ()
-    if design.sharded:
-        return (design.replicas("real"),)
-    return (design.replicas("real"), design.no_allreduce("real"), design.barrier_only("real"))
+    alone = replicas(design, "real")
+    if design.facts.uses_fsdp:
+        return (alone,)
+    return (alone, no_allreduce(design, "real"), barrier_only(design, "real"))
 
 
-HIDDEN_CAUSES: tuple[Cause, ...] = (
-    THREADS,
-    ImbalanceCause(),
-    SynchronizationCause(),
-    LinkCause(),
-    NetworkCause(),
-    CopiesCause(),
-)
+HIDDEN_CAUSES: tuple[Cause, ...] = (THREADS, IMBALANCE, SYNCHRONIZATION, LINK, NETWORK, COPIES)
 """The causes whose costs slow input may hide."""
 
 
 def _real_and_replayed(design: ExperimentDesign) -> Contrast:
-    real, replayed = design.one_allreduce(), design.one_allreduce("replayed")
+    real, replayed = one_allreduce(design), one_allreduce(design, "replayed")
     return without_retries(design, real, replayed)
 
 
 def _real_replicas(design: ExperimentDesign) -> Trial:
-    return design.with_expandable_segments(design.replicas("real"))
+    return with_expandable_segments(design, replicas(design, "real"))

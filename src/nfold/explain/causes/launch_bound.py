@@ -8,8 +8,10 @@ import numpy as np
 
 from nfold.core.script_profile import ScriptProfile
 from nfold.explain.advice import pytorch
-from nfold.explain.causes.cause import Cause, Contrast
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.causes.cause import Cause
+from nfold.explain.causes.collectives import without_host_syncs
+from nfold.explain.causes.cost_model import Contrast, CostModel
+from nfold.explain.design import ExperimentDesign, Trial, no_allreduce, with_expandable_segments
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import MIN_STEP_FRACTION
@@ -21,9 +23,6 @@ HOST_AHEAD_FRACTION = 0.5  # of a step: a host that is further ahead is not wait
 
 class LaunchBoundCause(Cause):
     """A device with its share of the batch, against an N-th of one device with the whole batch."""
-
-    id = "launch-bound"
-    same_loss = True
 
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         if design.scaling == "strong" or _can_capture(design):
@@ -45,30 +44,11 @@ class LaunchBoundCause(Cause):
 
         return (Contrast(design.one_device("real"), design.baseline, base_metric=share),)
 
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        # A profile of a script shows its GPU's busy time, in the trial whose host never waits. Else
-        # eager launches are compared with a CUDA graph, or two batch sizes.
-        if _uses_trace(design):
-            return (idle_trial(design),)
-        return super().one_device_trials(design) or self.trials(design)
-
     def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         if not _can_capture(design):
             return ()
-        captured = design.one_device_with(design.cheapest_input, captured=True)
-        return (Contrast(design.one_device(design.cheapest_input), captured),)
-
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        if _uses_trace(design):
-            return device_idle_ms(design, view) - host_gap_ms(design, view)
-        if _can_capture(design):
-            return super().one_device_ms(design, view)
-        # The intercept at batch 0 of the line through both batch sizes.
-        share, whole = view.step(design.one_device("real")), view.step(design.baseline)
-        return (design.devices * share - whole) / (design.devices - 1)
-
-    def floor_ms(self, design: ExperimentDesign) -> float:
-        return (device_busy_ms(design) or 0.0) if _uses_trace(design) else 0.0
+        own = design.one_device(design.cheapest_input)
+        return (Contrast(own, own.under(captured=True)),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
@@ -85,11 +65,41 @@ class LaunchBoundCause(Cause):
             }
         if not _can_capture(design):
             return {}
+        captured = design.actual().edit(step="captured")
         if design.devices == 1:
-            return {"--step captured": design.with_plan(step="captured")}
+            return {"--step captured": captured}
         strategy = "dp" if design.uses_one_process else "nfold"
-        captured = design.with_plan(step="captured", strategy=strategy)
-        return {"--step captured --strategy nfold": captured}
+        return {"--step captured --strategy nfold": captured.edit(strategy=strategy)}
+
+
+class LaunchCosts(CostModel):
+    """The idle time of a device whose host launches too slowly.
+
+    A profile of a script shows its GPU's busy time, in the trial whose host never waits. Else eager
+    launches are compared with a CUDA graph, or two batch sizes.
+    """
+
+    @property
+    def one_device_trials(self) -> tuple[Trial, ...]:
+        if _uses_trace(self.design):
+            return (idle_trial(self.design),)
+        return super().one_device_trials or self.trials
+
+    def one_device_ms(self, view: MetricView) -> Samples:
+        design = self.design
+        if _uses_trace(design):
+            return device_idle_ms(design, view) - host_gap_ms(design, view)
+        if self.one_device_contrasts:
+            return super().one_device_ms(view)
+        # The intercept at batch 0 of the line through both batch sizes.
+        share, whole = view.step(design.one_device("real")), view.step(design.baseline)
+        return (design.devices * share - whole) / (design.devices - 1)
+
+    def floor_ms(self) -> float:
+        return (device_busy_ms(self.design) or 0.0) if _uses_trace(self.design) else 0.0
+
+
+LAUNCH_BOUND = LaunchBoundCause("launch-bound", same_loss=True, model=LaunchCosts)
 
 
 def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
@@ -130,7 +140,7 @@ def _uses_trace(design: ExperimentDesign) -> bool:
 
 def idle_trial(design: ExperimentDesign) -> Trial:
     """Return the trial that shows device idle time and host gaps."""
-    return design.with_expandable_segments(design.no_host_sync)
+    return with_expandable_segments(design, without_host_syncs(design))
 
 
 def device_busy_ms(design: ExperimentDesign) -> float | None:
@@ -177,5 +187,5 @@ def shared_host_gap_ms(design: ExperimentDesign, view: MetricView) -> Samples:
     lost = host_gap_ms(design, view)
     if design.devices == 1:
         return lost
-    shared = view.metric(design.no_allreduce(design.cheapest_input), "host_gap")
+    shared = view.metric(no_allreduce(design, design.cheapest_input), "host_gap")
     return lost if shared is None else np.minimum(lost, shared)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from nfold.explain.advice import pytorch
 from nfold.explain.advice.trainers import trainer_advice
-from nfold.explain.causes.cause import ONE_PROCESS, Cause, Contrast, with_both_inputs
-from nfold.explain.design import ExperimentDesign, Input, Trial
+from nfold.explain.causes.cause import ONE_PROCESS, Cause
+from nfold.explain.causes.cost_model import Contrast, with_both_inputs, zero
+from nfold.explain.design import ExperimentDesign, Input, Trial, no_allreduce
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples, smallest
 from nfold.explain.metrics import slow_clock_advice
@@ -16,20 +17,21 @@ SLOW_RANK_RATIO = 1.02  # of the slowest rank's step over that of the next
 class UndividedWorkCause(Cause):
     """All devices train on the same samples: exactly N times the work."""
 
-    id = "undivided-work"
-    affects_one_device = False
+    def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
+        def repeated_work(view: MetricView, trial: Trial) -> Samples:
+            return (design.devices - 1) * view.step(trial)
 
-    def trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
-        return (design.actual(),)
-
-    def lost_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        return (design.devices - 1) * view.step(design.actual())
+        full = design.actual()
+        return (Contrast(full, full, metric=repeated_work, base_metric=zero),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
             sampler = trainer_advice(design.profile).sampler
             return pytorch.at_event(design.profile, "loader", sampler)
         return "give every rank its own samples: DistributedSampler, or run.loader"
+
+
+UNDIVIDED_WORK = UndividedWorkCause("undivided-work", affects_one_device=False)
 
 
 class ImbalanceCause(Cause):
@@ -39,32 +41,35 @@ class ImbalanceCause(Cause):
     exchange show that wait alone.
     """
 
-    id = "imbalance"
-
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         return ONE_PROCESS if design.uses_one_process else None
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         def slowest(input_: Input) -> Contrast:
-            ranks = design.no_allreduce(input_)
+            ranks = no_allreduce(design, input_)
             metrics = MetricView.slowest_rank_step, MetricView.reference_step
             return Contrast(ranks, ranks, "", *metrics)
 
         return (with_both_inputs(design, slowest),)
 
-    def one_device_trials(self, design: ExperimentDesign) -> tuple[Trial, ...]:
+    def one_device_contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         if design.devices == 1:
             return ()
-        return (*self.trials(design), design.one_device(design.cheapest_input))
 
-    def one_device_ms(self, design: ExperimentDesign, view: MetricView) -> Samples:
-        (trial, _) = self.one_device_trials(design)
-        if len(view.reference) != 1:
-            return 0.0
-        return view.reference_step(trial) - smallest(view.step_by_rank(trial).values())
+        def excess_of_reference(view: MetricView, trial: Trial) -> Samples:
+            if len(view.reference) != 1:
+                return 0.0
+            return view.reference_step(trial) - smallest(view.step_by_rank(trial).values())
+
+        # The step of one device alone shows which rank is the reference.
+        ranks, one = (
+            no_allreduce(design, design.cheapest_input),
+            design.one_device(design.cheapest_input),
+        )
+        return (Contrast(ranks, one, metric=excess_of_reference, base_metric=zero),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        slow, slowdown = _slow_rank(view, design.no_allreduce(design.cheapest_input))
+        slow, slowdown = _slow_rank(view, no_allreduce(design, design.cheapest_input))
         if slow is None:
             return "steps vary from rank to rank: look for work that only some steps have"
         gap_ms = _extra_host_gap_ms(design, view, slow)
@@ -85,9 +90,12 @@ class ImbalanceCause(Cause):
         return {"": _on_rotated_devices(design)}
 
 
+IMBALANCE = ImbalanceCause("imbalance")
+
+
 def _on_rotated_devices(design: ExperimentDesign) -> Trial:
     # Every rank is on its neighbour's device.
-    return design.no_allreduce(design.cheapest_input, (*range(1, design.devices), 0))
+    return no_allreduce(design, design.cheapest_input, (*range(1, design.devices), 0))
 
 
 def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) -> float | None:
@@ -98,7 +106,7 @@ def _extra_host_gap_ms(design: ExperimentDesign, view: MetricView, slow: int) ->
     if not design.host_gaps_ms:
         return None
     extra = design.host_gaps_ms[slow] - min(design.host_gaps_ms)
-    steps = view.step_by_rank(design.no_allreduce(design.cheapest_input))
+    steps = view.step_by_rank(no_allreduce(design, design.cheapest_input))
     slower = float(steps[slow] - smallest(steps.values()))
     return min(extra, slower) if 2 * extra > slower else None
 
