@@ -27,7 +27,12 @@ from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
-from nfold.explain.advice.pytorch import gap_locations, unknown_epochs, with_gap_locations
+from nfold.explain.advice.pytorch import (
+    gap_locations,
+    may_visit_whole_data,
+    unknown_epochs,
+    with_gap_locations,
+)
 from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
 from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
 from nfold.explain.trials import (
@@ -311,12 +316,12 @@ class Experiment:
 def _with_data_division(profile: ScriptProfile, ranks: Sequence[RankSamples]) -> ScriptProfile:
     """Return the profile with what the samples of the ranks show about a sampler without shards.
 
-    Each rank may have its part of the data as a data set of its own.
+    Each rank may have its part of the data as a data set of its own. Of a large data set ranks may
+    share too few of the first samples to tell.
     """
-    if profile.loader is None or profile.loader.shards_dataset is not False:
-        return profile
-    own_data = data_sets_differ(ranks)
-    if own_data is False:
+    known = all(rank.indexed_samples for rank in ranks)
+    own_data = data_sets_differ(ranks) if known else False
+    if profile.loader is None or profile.loader.shards_dataset is not False or own_data is False:
         return profile
     loader = dataclasses.replace(profile.loader, shards_dataset=own_data)
     return dataclasses.replace(profile, loader=loader)
@@ -357,6 +362,7 @@ def probe_script(
                 "together; nfold explains only work that is divided by samples; next: --devices 1, "
                 "to explain one device"
             )
+        whole_data = may_visit_whole_data(profile) if several else None
         if several:
             share = profile.samples_per_step / max(1, profile.world_size)
             same = check_same_samples(first.ranks) is not None
@@ -369,7 +375,11 @@ def probe_script(
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:
                 raise RunFailure(unknown)
-        return _design_from_probe(first, scaling or "weak", profile, machine)
+        design = _design_from_probe(first, scaling or "weak", profile, machine)
+        if whole_data is not None and profile.training_loader.shards_dataset is None:
+            caveats = (*design.probe_caveats, whole_data)
+            design = dataclasses.replace(design, probe_caveats=caveats)
+        return design
     if not several or _fails_in_any_process(first):
         raise RunFailure(_failure_message(experiment.runner, first))
     second, profiles = _run_probe(experiment, one_process, read_profiles)

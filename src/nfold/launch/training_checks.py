@@ -23,9 +23,10 @@ SAME_ORDER = "same_order"
 PARAMETERS_DIFFER = "parameters_differ"
 OUT_OF_STEP = "out_of_step"
 UNEQUAL_EPOCHS = "unequal_epochs"
+WHOLE_DATA = "whole_data"
 ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
 """Caveats that make a training wrong, the most serious first."""
-TO_CHECK = (AUGMENTED_COPIES, UNEQUAL_EPOCHS)
+TO_CHECK = (AUGMENTED_COPIES, UNEQUAL_EPOCHS, WHOLE_DATA)
 """Caveats of which only the author knows whether they are faults."""
 TRAINING_KINDS = (*ERROR_KINDS, *TO_CHECK)
 ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32

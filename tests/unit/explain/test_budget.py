@@ -292,7 +292,7 @@ def test_wrong_training_stands_above_everything() -> None:
     view = build_view(lonely)
     assert view.tone == "wrong"
     assert NO_GRADIENT_EXCHANGE in view.headline
-    assert any("DistributedDataParallel" in notice for notice in view.notices)
+    assert "wrap the model in DistributedDataParallel" in view.headline
     assert view.change is None
 
 

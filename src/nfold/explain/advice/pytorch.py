@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement
+from nfold.core.measurement import Caveat, HostGapKind, HostGapLocation, Measurement
 from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.explain.advice.trainers import divide_work, manual_all_reduce, trainer_advice
 from nfold.explain.design import ExperimentDesign
+from nfold.launch.training_checks import WHOLE_DATA
 
 LOCATION = re.compile(r"([^:;]+\.\w+:\d+(?:, [^:;]+\.\w+:\d+)*): ")
 OPTION = re.compile(r"--[a-z-]+ [\w.]+(?: --[a-z-]+ [\w.]+)*(?=$|[,;]| \()")
@@ -232,6 +233,14 @@ def duplicated_epochs(profile: ScriptProfile) -> str | None:
         f"every rank visits {samples} ({fed.sampler} divides nothing): an epoch on "
         f"{profile.world_size} devices is {profile.world_size} epochs",
     )
+
+
+def may_visit_whole_data(profile: ScriptProfile) -> Caveat | None:
+    """Return a caveat for a sampler without shards, of which nobody knows what its data set holds."""
+    error = duplicated_epochs(profile)
+    if error is None:
+        return None
+    return Caveat(kind=WHOLE_DATA, text=f"{error}, unless each rank has a data set of its own")
 
 
 def reduce_host_contention(profile: ScriptProfile) -> str:

@@ -63,7 +63,7 @@ MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
-TO_CHECK = ("augmented_copies", "unequal_epochs", "recompilation", "shared_cores")
+TO_CHECK = ("augmented_copies", "unequal_epochs", "whole_data", "recompilation", "shared_cores")
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 
