@@ -47,7 +47,8 @@ class Attribution:
         }
         self._epochs = EPOCH_BOUNDARY.costs(design)
         actual = results.runs[design.actual()].values()
-        every = [*design.probe_caveats, *(one for m in actual for one in m.warnings)]
+        # The probe run knows more about errors of the training.
+        every = [*(one for m in actual for one in m.warnings), *design.probe_caveats]
         self.caveat_texts = {one.kind: one.text for one in every}
         if results.out_of_step:
             self.caveat_texts[OUT_OF_STEP] = results.out_of_step
