@@ -231,7 +231,8 @@ class Experiment:
                     reason = self.results.reasons.pop(trial)
                     if self.results.out_of_step:
                         raise RunFailure(f"wrong training: {self.results.out_of_step}")
-                    if self.stop or trial in self._retried:
+                    # A hang takes its whole time limit each time.
+                    if self.stop or trial in self._retried or reason.startswith("hung"):
                         raise RunFailure(f"{trial}: {reason}; nothing can be explained")
                     self._retried.add(trial)
                 (group, *_) = self._interleaved_groups([trial, *optional])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -68,14 +69,25 @@ def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Out
     )
 
 
+# Functions of PyTorch in which a rank waits for others.
+WAITING_CALLS = re.compile(
+    r"(forward|backward|barrier|monitored_barrier|broadcast\w*|all_\w+|reduce\w*|gather\w*|scatter\w*"
+    r"|send|recv|wait|synchronize) \("
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank was when its run ended: the line or call, empty if unknown, and its steps."""
+    """Where a rank was when its run ended: the line or call, empty if unknown, and its steps.
+
+    ``needs_others``: it waited for other ranks there, or has left them.
+    """
 
     rank: int
     step: int
     location: str = ""
     has_left: bool = False
+    needs_others: bool = False
 
     @property
     def text(self) -> str:
@@ -97,15 +109,24 @@ def rank_places(
     found = []
     for rank, beat in folder.read_heartbeats().items():
         location, has_left = find_current_call(folder.stack_file(rank)) or "", False
+        waits = WAITING_CALLS.match(location) is not None
         if rank in failed:
             location, has_left = failed[rank].location, failed[rank].has_left
+            waits = failed[rank].collateral
         elif (left_at := left.get(rank)) is not None:
             location, has_left = left_at, True
         elif beat.is_inferred and beat.phase == Phase.FINISHED:
             location, has_left = "", True
         if location or has_left:
-            place = RankPlace(rank=rank, step=beat.step, location=location, has_left=has_left)
-            found.append(place)
+            found.append(
+                RankPlace(
+                    rank=rank,
+                    step=beat.step,
+                    location=location,
+                    has_left=has_left,
+                    needs_others=waits or has_left,
+                )
+            )
     return found
 
 
@@ -117,7 +138,8 @@ def are_out_of_step(
 ) -> bool:
     """Return whether ranks wait for each other in different places.
 
-    That shows as a hang, as an abort of gloo, or as a rank that ends while others need it.
+    That shows as a hang of ranks that all wait for others, as an abort of gloo, or as a rank that ends
+    while others need it. A rank that hangs in code of its own is not out of step.
     """
     if len({(place.location, place.has_left) for place in places}) < 2:
         return False
@@ -125,7 +147,9 @@ def are_out_of_step(
         return cause.signal == signal.SIGABRT
     left = [place for place in places if place.has_left]
     alone = all(failure.collateral or failure.has_left for failure in failures)
-    return status == "hung" or (alone and 0 < len(left) < len(places))
+    if status == "hung":
+        return all(place.needs_others for place in places)
+    return alone and 0 < len(left) < len(places)
 
 
 def _with_peaks(

@@ -114,7 +114,11 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert cause.signal == signal.SIGINT
 
 
-STACK = 'Thread 0x7 (most recent call first):\n  File "/home/me/{}", line {} in train\n'
+STACK = (
+    "Thread 0x7 (most recent call first):\n"
+    '  File "/lib/site-packages/torch/some.py", line 1 in {}\n'
+    '  File "/home/me/train.py", line {} in train\n'
+)
 
 
 def _folder(path: Path, steps: Mapping[int, int], finished: Collection[int] = ()) -> HandoffFolder:
@@ -138,20 +142,28 @@ def test_ranks_that_wait_in_different_places_are_out_of_step(
     tmp_path: Path, ending: TreeExit
 ) -> None:
     folder = _folder(tmp_path / "run", {0: 60, 1: 61})
-    _write_stacks(folder, ("train.py", 37), ("train.py", 31))
+    _write_stacks(folder, ("all_reduce", 37), ("backward", 31))
     if ending.hung is None:
         folder.write_exit_codes({0: -signal.SIGABRT})  # gloo aborts if sizes differ
     outcome = read_outcome(folder, ending, 2)
     assert outcome.cause is not None
     assert outcome.cause.out_of_step
-    assert "rank 0 is in train.py:37 after step 60" in outcome.cause.text
-    assert "rank 1 is in train.py:31 after step 61" in outcome.cause.text
+    assert "rank 0 is in all_reduce (train.py:37) after step 60" in outcome.cause.text
+    assert "rank 1 is in backward (train.py:31) after step 61" in outcome.cause.text
 
 
 def test_ranks_that_hang_in_one_place_are_not_out_of_step(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "run", {0: 60, 1: 60})
-    _write_stacks(folder, ("train.py", 37), ("train.py", 37))
+    _write_stacks(folder, ("all_reduce", 37), ("all_reduce", 37))
     outcome = read_outcome(folder, TreeExit(hung=(0, 60)), 2)
+    assert outcome.cause is not None
+    assert not outcome.cause.out_of_step
+
+
+def test_a_rank_that_hangs_in_its_own_code_is_not_out_of_step(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 60, 1: 60})
+    _write_stacks(folder, ("all_reduce", 37), ("_load", 12))
+    outcome = read_outcome(folder, TreeExit(hung=(1, 60)), 2)
     assert outcome.cause is not None
     assert not outcome.cause.out_of_step
 
