@@ -154,6 +154,7 @@ def test_json_of_a_failure_keeps_its_cause_and_has_no_rate() -> None:
         "step": None,
         "signal": 9,
         "stalled_s": None,
+        "out_of_step": False,
     }
     assert written["samples_per_s"] is None
     assert written["telemetry"] is None
