@@ -17,6 +17,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import nlargest
 from operator import itemgetter
 from types import FrameType
@@ -77,7 +78,8 @@ class FetchLineSampler:
         """Count the time since the last sample: a call into a library delays alarms until its end."""
         if self._sampled_s and frame is not None:
             before, self._sampled_s = self._sampled_s, time.perf_counter()
-            self._seconds[_place(frame)] += self._sampled_s - before
+            with suppress(Exception):  # would end the fetch of the script
+                self._seconds[find_place(frame)] += self._sampled_s - before
 
     def lines(self) -> tuple[FetchLine, ...]:
         """Return the lines of all processes with their parts of the time, the largest first."""
@@ -108,13 +110,15 @@ def _decode(text: bytes) -> Iterator[tuple[str, str, float]]:
         return
 
 
-def _place(frame: FrameType) -> Place:
+def find_place(frame: FrameType) -> Place:
     """Return the innermost line of user code in a fetch, or the outermost line of a package there."""
     in_package: Place = "", ""
     for caller, line in traceback.walk_stack(frame):
         file = caller.f_code.co_filename
         if caller.f_code is FetchLineSampler.run.__code__:
             break
+        if line is None:  # of bytecode that Python has added
+            continue
         if is_user_code(file):
             return frame_line(caller), linecache.getline(file, line).strip()[:MAX_CODE]
         if path := path_in_package(file):

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nfold.instrument.input.fetch_lines import find_place
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -59,3 +63,10 @@ def test_lines_of_workers_have_their_part_of_the_time(tmp_path: Path) -> None:
 
 def test_a_script_keeps_its_own_alarm(tmp_path: Path) -> None:
     assert not sampled(tmp_path, "alarm")
+
+
+def test_bytecode_without_a_line_is_passed_over() -> None:
+    code = SimpleNamespace(co_filename=str(Path("train.py").absolute()))
+    outer = SimpleNamespace(f_code=code, f_lineno=7, f_back=None)
+    inner: Any = SimpleNamespace(f_code=code, f_lineno=None, f_back=outer)
+    assert find_place(inner) == ("train.py:7", "")
