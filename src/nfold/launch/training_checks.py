@@ -168,14 +168,15 @@ def check_parameters(ranks: Sequence[RankSamples]) -> Caveat | None:
     sums = {rank.parameter_checksum for rank in ranks if rank.parameter_checksum}
     if len(sums) < 2:
         return None
-    known = _describe_parts(ranks)
+    difference = _parameter_difference([rank.parameter_sample for rank in ranks])
+    is_rounding = difference is not None and difference <= ROUNDING_TOLERANCE
+    known = None if is_rounding else _describe_parts(ranks)
     if known is not None:
         return Caveat(kind=PARAMETERS_DIFFER, text=known)
-    difference = _parameter_difference([rank.parameter_sample for rank in ranks])
     if difference is None:
         text = f"parameters differ between ranks at the end: {NO_GRADIENT_EXCHANGE}"
         return Caveat(kind=PARAMETERS_DIFFER, text=text)
-    if difference <= ROUNDING_TOLERANCE:
+    if is_rounding:
         text = (
             f"parameters of ranks differ by rounding ({difference:.0e} of them), though gradients are "
             "exchanged: each rank adds something of its own and takes it away again, or adds in "

@@ -82,6 +82,15 @@ def test_initial_weights_that_are_not_broadcast() -> None:
     assert text(rank(0, **one), rank(1, **other)).startswith("initial weights of head.0 differ")
 
 
+def test_parameters_that_a_first_step_perturbs_differ_by_rounding() -> None:
+    """Sharpness-aware minimisation moves the parameters of each rank before its optimizer steps."""
+    moved = {name: value + 0.1 for name, value in BEGIN.items()}
+    one = trained(BEGIN, {"backbone.0": 1.5, "backbone.1": 2.5, "head.0": 3.5}, exchanged=True)
+    end = {"backbone.0": 1.5, "backbone.1": 2.5, "head.0": 3.5 + 1e-7}
+    other = trained(moved, end, exchanged=True)
+    assert kinds(rank(0, **one), rank(1, **other)) == {"rounded_apart"}
+
+
 def test_same_samples_with_the_same_contents_are_an_error() -> None:
     same = {"sample_hashes": SAMPLES, "batch_hashes": ("a", "b")}
     assert kinds(rank(0, **same), rank(1, **same)) == {SAME_SAMPLES}
