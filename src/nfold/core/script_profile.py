@@ -165,8 +165,8 @@ class ScriptProfile:
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
             iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
-            (binds the process to cores),
-            ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory).
+            (binds the process to cores), ``order on cuda`` or ``order on cpu`` (dimensions reordered
+            in memory).
     """
 
     rank: int = 0

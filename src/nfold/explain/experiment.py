@@ -363,8 +363,9 @@ def probe_script(
                 "together; nfold explains only work that is divided by samples; next: --devices 1, "
                 "to explain one device"
             )
-        whole_data = may_visit_whole_data(profile) if several else None
+        whole_data = None
         if several:
+            whole_data = may_visit_whole_data(profile)
             share = profile.samples_per_step / max(1, profile.world_size)
             same = check_same_samples(first.ranks) is not None
             slices = same and 0 < profile.model_samples_per_step == share

@@ -10,6 +10,7 @@ from statistics import fmean
 
 from nfold.analysis.step_time import (
     global_batch,
+    step_time,
     typical_step_ms,
     whole_batch_step_ms,
     window_step_times,
@@ -55,7 +56,8 @@ def step_metrics(measurement: Measurement, *, ranks_synchronize: bool) -> Metric
     if not ranks:
         return {}
     if ranks_synchronize:
-        return {"step": typical_step_ms(window_step_times(measurement))}
+        step_ms = step_time(measurement)
+        return {} if step_ms is None else {"step": step_ms}
     batch = global_batch(measurement, ranks) / len(ranks)
     own = {
         f"rank {rank.rank}": typical_step_ms(

@@ -81,7 +81,8 @@ class OptimizerStepHooks:
     A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
     Optimizers that step within a backward are reported after it: its thread is no place to end a
     process. ``on_missing_step`` is called with the line of a backward if a script without a PyTorch
-    optimizer marks no step either, ``before_first_step`` with every optimizer before its first step.
+    optimizer marks no step either, ``before_first_step``, if given, with every optimizer before its first
+    step.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class OptimizerStepHooks:
         on_step: Callable[[Any], None],
         on_missing_step: Callable[[str | None], None],
         exchange_wait: ExchangeWait,
-        before_first_step: Callable[[Any], None],
+        before_first_step: Callable[[Any], None] | None = None,
     ) -> None:
         self._post_backward = post_backward
         self._before_first_step = before_first_step
@@ -119,17 +120,23 @@ class OptimizerStepHooks:
             wrapper, name = DistributedDataParallel, torch_private.SYNC_BUFFERS
             patches.wrap(wrapper, name, self._exchange_wait.add_call)
         self._hooks = (
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer)),
+            register_optimizer_step_pre_hook(lambda *_: self._before_step()),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         )
+
+        if self._before_first_step is not None:
+            first = register_optimizer_step_pre_hook(lambda opt, *_: self._report_first(opt))
+            self._hooks = (*self._hooks, first)
 
     def uninstall(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _before_step(self, optimizer: Any) -> None:
+    def _before_step(self) -> None:
         self._step_depth += 1
-        if optimizer not in self._stepped:
+
+    def _report_first(self, optimizer: Any) -> None:
+        if self._before_first_step is not None and optimizer not in self._stepped:
             self._stepped.add(optimizer)
             self._before_first_step(optimizer)
 

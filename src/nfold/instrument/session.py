@@ -102,7 +102,9 @@ class InstrumentedRun:
             self.on_optimizer_step,
             self._on_missing_step,
             exchange_wait,
-            self._before_first_step,
+            self._record_initial_parameters
+            if task.variant.profiler_steps and task.world_size > 1
+            else None,
         )
         self._has_marks = False  # whether calls of nfold.mark_step end the steps
         self._marks_without_training = 0
@@ -351,12 +353,10 @@ class InstrumentedRun:
             found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
         return found
 
-    def _before_first_step(self, optimizer: Any) -> None:
-        """Record the initial parameters of an optimizer in the probe run of several ranks."""
-        if self._task.variant.profiler_steps and self._task.world_size > 1:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            for part in self._profiler.parameter_parts(parameters, every_number=False):
-                self._initial_parts.setdefault(part.name, part)
+    def _record_initial_parameters(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for part in self._profiler.parameter_parts(parameters, every_number=False):
+            self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
         if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:

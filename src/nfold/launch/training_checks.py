@@ -26,9 +26,8 @@ UNEQUAL_EPOCHS = "unequal_epochs"
 WHOLE_DATA = "whole_data"
 ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
 """Caveats that make a training wrong, the most serious first."""
-TO_CHECK = (AUGMENTED_COPIES, UNEQUAL_EPOCHS, WHOLE_DATA)
-"""Caveats of which only the author knows whether they are faults."""
-TRAINING_KINDS = (*ERROR_KINDS, *TO_CHECK)
+TRAINING_KINDS = (*ERROR_KINDS, AUGMENTED_COPIES, UNEQUAL_EPOCHS, WHOLE_DATA)
+"""The same, and caveats of which only the author knows whether they are faults."""
 ROUNDING_TOLERANCE = 1e-5  # relative, of parameters: about a hundred roundings in fp32
 MIN_BATCHES = 6  # of a rank, to recognise that batches repeat
 REPEATED_FRACTION = 0.8  # of the batches of a rank

@@ -24,7 +24,6 @@ from nfold.launch.training_checks import (
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
-    TO_CHECK,
 )
 
 OPTIMIZER_IN_BACKWARD = (
@@ -130,7 +129,7 @@ def collect_caveats(
         yield Caveat(kind="uneven_batches", text=text)
     others = (*SHOWN_ELSEWHERE, *[MANY_THREADS] * has_too_many_threads(design))
     every = [caveat for run in results.measurements() for caveat in run.warnings]
-    every += [one for one in design.probe_caveats if one.kind in TO_CHECK]
+    every += design.probe_caveats
     first = {caveat.kind: caveat for caveat in reversed(every)}  # of every kind
     yield from (caveat for kind, caveat in first.items() if kind not in others)
     if fit.degrees_of_freedom < MIN_DEGREES_OF_FREEDOM:

@@ -1,4 +1,4 @@
-"""What a cause costs in one experiment, from contrasts between trials."""
+"""Cost of a cause in one experiment, from contrasts between trials."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ THREADS = ThreadsCause("threads")
 
 
 class ThreadsCosts(CostModel):
-    """What processes cost each other, without their allocator retries."""
+    """Costs that processes cause each other, without their allocator retries."""
 
     def lost_ms(self, view: MetricView) -> Samples:
         shared, *_ = self.contrasts

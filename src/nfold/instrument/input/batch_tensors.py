@@ -89,9 +89,13 @@ def _map_nested(batch: Any, change: TensorFunction) -> Any:
 
 
 class SampleLog:
-    """Hashes of the samples and batches of a data set in its first epoch, within the warm-up."""
+    """Hashes of the samples of a data set, and the epochs of its sampler, within the warm-up.
 
-    def __init__(self) -> None:
+    With ``keeps_contents`` it keeps those of every batch and sample of the first epoch.
+    """
+
+    def __init__(self, *, keeps_contents: bool = False) -> None:
+        self._keeps_contents = keeps_contents
         self.batch_hashes: list[str] = []
         self.indexed_samples: dict[int, int] = {}
         self._epochs: list[tuple[int, int | None]] = []  # steps before, epoch of the sampler
@@ -113,7 +117,7 @@ class SampleLog:
         digests, index_list = _sample_digests(batch), list[object]()
         with suppress(TypeError):
             index_list = [] if isinstance(indices, str) else list(indices)
-        if digests and len(self._epochs) <= 1:
+        if self._keeps_contents and digests and len(self._epochs) <= 1:
             self.batch_hashes.append(content_hash(batch))
             for index, digest in zip(index_list, digests, strict=False):
                 if isinstance(index, int) and len(self.indexed_samples) < MAX_INDEXED_SAMPLES:

@@ -131,7 +131,7 @@ class DataLoaderHook:
     def _sample_log(self, dataset: Any) -> SampleLog:
         log = self._sample_logs.get(dataset)
         if log is None:
-            log = SampleLog()
+            log = SampleLog(keeps_contents=self.variant.current.profiler_steps)
             self._sample_logs.put(dataset, log)
         return log
 

@@ -1,4 +1,4 @@
-"""What training needs to have prepared, and the bookkeeping of the steps of a Run."""
+"""Bookkeeping of the steps of a Run, and the reason why its training is not prepared."""
 
 from __future__ import annotations
 
