@@ -343,7 +343,8 @@ class GradientExchange:
             and self._world_size > 1
             and bucket.flat.is_cuda
         )
-        bucket.gather(None if average else share.weight, accumulate=self._accumulating)
+        whole = average or share.weight == 1
+        bucket.gather(None if whole else share.weight, accumulate=self._accumulating)
         if share.is_last:
             self._send(bucket, average)
         else:

@@ -44,6 +44,7 @@ class CapturedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._captured is None:
             return self._function(*args, **kwargs)
+        self._bookkeeping.make_capturable()
         tensors, tree = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
         try:
             return self._captured(tensors, tree, self._bookkeeping.captured_state())

@@ -139,7 +139,8 @@ class RunLoader:
 
     ``position`` is the current position; ``seek`` sets that of the next iteration. An epoch that the
     loop left early is not continued: the next iteration begins the next epoch, also after a resume.
-    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch.
+    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch. ``epochs`` is
+    how many the training has, as far as is known.
     """
 
     data: Any
@@ -147,11 +148,20 @@ class RunLoader:
     current_share: CurrentShare
     on_epoch_start: Callable[[], None]
     on_batch: Callable[[], None] = lambda: None
+    epochs: int = 1
 
     def __post_init__(self) -> None:
         self._source = _build_reader(self.data, self.config)
         self.position = LoaderPosition()
         self._in_epoch = False
+
+    @property
+    def steps_left(self) -> int:
+        """Optimizer steps that are left of the epochs; 0 if their length is unknown."""
+        if self._source.samples is None:
+            return 0
+        epochs = max(1, self.epochs - self.position.epoch)
+        return epochs * len(self) // self.config.division.micro_batches - self.position.step
 
     def seek(self, position: LoaderPosition) -> None:
         """Begin the next iteration at ``position``, with the samples that it would have."""

@@ -14,7 +14,8 @@ from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
-from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions
+from nfold.engines.torch.run.prepared_module import prepared_forward
+from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
 
 PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
 
@@ -41,7 +42,10 @@ Change = Callable[[], None]
 
 @dataclass(eq=False)
 class RunBookkeeping:
-    """Counts steps and steps schedules. Changes during a recording are deferred to its replays."""
+    """Counts steps and steps schedules. Changes during a recording are deferred to its replays.
+
+    ``on_step`` is called after every step that was counted.
+    """
 
     prepared: TrainingState
     current_share: CurrentShare
@@ -54,6 +58,8 @@ class RunBookkeeping:
         self._backwards_at_step: dict[Optimizer, int] = {}
         self._warned = False
         self._trained: tuple[bool, ...] = ()
+        self._capturable: set[Optimizer] = set()
+        self.on_step: Change = lambda: None
 
     def begin_epoch(self) -> None:
         """Begin an epoch of training; note which parameters are frozen."""
@@ -100,6 +106,7 @@ class RunBookkeeping:
         if self.current_share.share.is_last:
             self.prepared.steps += 1
             self.observer.beat(Phase.STEPPING, self.prepared.steps)
+            self.on_step()
 
     def captured_state(self) -> Hashable:
         prepared = self.prepared
@@ -108,8 +115,19 @@ class RunBookkeeping:
             tuple(exchange.is_accumulating for exchange in self.exchanges),
             tuple(captured_settings(optimizer) for optimizer in prepared.optimizers),
             tuple(model.training for model in prepared.models),
+            self.model_steps(),
             self._trained,
         )
+
+    def model_steps(self) -> tuple[str, ...]:
+        return tuple(prepared_forward(model).step for model in self.prepared.models)
+
+    def make_capturable(self) -> None:
+        """Let the prepared optimizers step inside a graph, each once."""
+        for optimizer in self.prepared.optimizers:
+            if optimizer not in self._capturable:
+                self._capturable.add(optimizer)
+                make_capturable(optimizer, self.device)
 
     def lr_versions(self) -> list[int]:
         return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]

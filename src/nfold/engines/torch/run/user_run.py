@@ -1,9 +1,4 @@
-"""``nfold.Run`` behind its public name, and the preparation of a user's module.
-
-A prepared module stays the user's own object with its names, methods and state_dict: its class
-becomes a subclass whose forward moves the inputs and computes under autocast, as PyTorch's
-fully_shard does. A copy or a pickle of it is of the user's class.
-"""
+"""``nfold.Run`` behind its public name."""
 
 from __future__ import annotations
 
@@ -23,7 +18,6 @@ from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.checkpoint import (
     TrainingState,
     find_checkpoint,
@@ -39,63 +33,18 @@ from nfold.engines.torch.communication.data_parallel import (
     weighted_mean,
 )
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
-from nfold.engines.torch.input.dataloader import to_device
-from nfold.engines.torch.layout import (
-    MEMORY_FORMATS,
-    ChangedForward,
-    apply_layout,
-    subclass_with_forward,
-)
 from nfold.engines.torch.lr_schedule import intercept_steps
-from nfold.engines.torch.nested_tensors import map_tensors
-from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
+from nfold.engines.torch.precision import LossScale, Precision
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
+from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
+from nfold.engines.torch.run.plan_switch import RunPlanSwitch
+from nfold.engines.torch.run.prepared_module import prepare_module
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
-from nfold.engines.torch.step.cuda_graph import make_capturable
+from nfold.engines.torch.step.cuda_graph import use_fused_kernels
 from nfold.instrument.torch_private import collective_count
-
-
-class PreparedMarker(ChangedForward): ...
-
-
-def prepare_module(
-    module: nn.Module, plan: Plan, device: torch.device, current_share: CurrentShare | None = None
-) -> nn.Module:
-    """Return the same module, moved to ``device`` and prepared for the complete ``plan``.
-
-    A prepared module is not changed. ``current_share`` is this rank's share of each step; without it
-    all ranks count the same.
-    """
-    if isinstance(module, PreparedMarker):
-        return module
-    module.to(device)
-    if plan.layout == "channels_last":
-        apply_layout(module, plan.layout)
-    synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
-    module.__class__ = _prepared_class(type(module), plan, device)
-    return module
-
-
-def _prepared_class(original: type[nn.Module], plan: Plan, device: torch.device) -> type[nn.Module]:
-    inner: Callable[..., Any] = original.forward
-    if "compiled" in (plan.step or ""):
-        inner = torch.compile(inner)
-    half = AUTOCAST.get(plan.precision or "fp32")
-    memory = MEMORY_FORMATS["channels_last"] if plan.layout == "channels_last" else None
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = to_device((args, kwargs), device, memory)
-        if half is None:
-            return inner(self, *args, **kwargs)
-        with torch.autocast(device.type, dtype=half):
-            outputs = inner(self, *args, **kwargs)
-            return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
-
-    return subclass_with_forward(original, PreparedMarker, forward)
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,23 +58,28 @@ EVALUATION_WARNING = (
 class UserRun:
     """One rank of a data-parallel run of a user's script. ``plan`` needs no batch."""
 
-    def __init__(self, plan: Plan, job: Job, observer: Observer) -> None:
+    def __init__(
+        self, plan: Plan, job: Job, observer: Observer, is_automatic: bool = False
+    ) -> None:
         self.plan = plan
         self._job = job
         self._observer = observer
+        self._is_automatic = is_automatic
         self._current_share = CurrentShare(job.world_size)
         self._scale = LossScale() if plan.precision == "fp16" else None
-        self._prepared = TrainingState(
-            scaler=self._scale, capture_device=job.device if self._captures else None
-        )
+        self._prepared = TrainingState(scaler=self._scale)
         self._bookkeeping = RunBookkeeping(
             self._prepared, self._current_share, observer, job.device
         )
+        self._is_captured = False
+        self._automatic: AutomaticPlan | None = None
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
         self._collectives_before_evaluation: int | None = None
         Precision(plan.precision or "fp32", job.device)
+        if is_automatic and not torch.backends.cudnn.deterministic:
+            torch.backends.cudnn.benchmark = True
 
     @property
     def rank(self) -> int:
@@ -146,6 +100,11 @@ class UserRun:
     def device(self) -> torch.device:
         """The device of this rank."""
         return self._job.device
+
+    @property
+    def is_choosing(self) -> bool:
+        """Return whether the automatic plan still tries candidates, or waits until it may."""
+        return self._automatic is not None and self._automatic.is_searching
 
     @property
     def steps(self) -> int:
@@ -201,8 +160,8 @@ class UserRun:
         if optimizer in self._prepared.optimizers:
             return
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
-        if self._captures:
-            make_capturable(optimizer, self.device)
+        if self._is_automatic:
+            use_fused_kernels(optimizer)
         if self._scale is not None:
             self._scale.require_scaled_backward(optimizer)
         self._prepared.optimizers.append(optimizer)
@@ -211,13 +170,15 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        if self.plan.accumulate > 1 or self._captures:
+        if self.plan.accumulate > 1 or self._may_capture:
             intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
 
     @property
-    def _captures(self) -> bool:
-        return "captured" in (self.plan.step or "") and self.device.type == "cuda"
+    def _may_capture(self) -> bool:
+        """Return whether a decorated step is captured: requested, or chosen because it can be."""
+        requested = "captured" in (self.plan.step or "")
+        return (requested or self.plan.step is None) and self.device.type == "cuda"
 
     def loader(
         self,
@@ -229,6 +190,7 @@ class UserRun:
         drop_last: bool | None = None,
         workers: int | None = None,
         augment: AugmentOption | None = None,
+        epochs: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
         **options: Any,
     ) -> RunLoader:
@@ -247,6 +209,8 @@ class UserRun:
             workers: Worker processes; 1 for iterable data.
             augment: A function of each batch on the device, or ``nfold.Images``, whose draws do not
                 depend on the number of ranks.
+            epochs: How often the script will iterate over the loader. The automatic plan may take
+                longer for a longer training.
             collate: Makes a batch of a list of samples.
             **options: Further options of DataLoader.
 
@@ -269,14 +233,38 @@ class UserRun:
                 data, config, self._current_share, self._begin_evaluation, self._report_evaluation
             )
         loader = RunLoader(
-            data, config, self._current_share, self._begin_training, self._report_training
+            data,
+            config,
+            self._current_share,
+            lambda: self._begin_training(loader),
+            self._report_training,
+            epochs,
         )
         self._prepared.loaders.append(loader)
         return loader
 
-    def _begin_training(self) -> None:
+    def _begin_plan(self, loader: RunLoader) -> None:
+        """Execute steps as the plan says, or begin to choose how; an epoch begins."""
+        if self._automatic is None:
+            switch = RunPlanSwitch(
+                self.plan,
+                self._job,
+                self._bookkeeping,
+                self._current_share,
+                self._is_captured,
+            )
+            if self.plan.step == "compiled+captured" and self.device.type == "cuda":
+                switch.apply({**switch.initial, "step": self.plan.step}, check=False)
+            is_active = self.plan.step is None
+            self._automatic = AutomaticPlan(switch, self._job, is_active=is_active)
+            self._bookkeeping.on_step = self._automatic.on_step
+        self._automatic.on_epoch(loader.steps_left)
+
+    def _begin_training(self, loader: RunLoader) -> None:
         self._report_training()
         self._bookkeeping.begin_epoch()
+        if self._prepared.models:
+            self._begin_plan(loader)
         reasons = [missing_reason(self._prepared)]
         if self._evaluation_not_reduced():
             reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
@@ -287,7 +275,9 @@ class UserRun:
                 warnings.warn(reason, stacklevel=3)  # the loop over run.loader
 
     def _report_training(self) -> None:
-        self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
+        builds = self._automatic is not None and self._automatic.is_building
+        phase = Phase.FIRST_STEP if builds or not self.steps else Phase.STEPPING
+        self._observer.beat(phase, self.steps)
 
     def _report_evaluation(self) -> None:
         self._observer.beat(Phase.EVALUATING, self.steps)
@@ -310,7 +300,9 @@ class UserRun:
         value leaves it. If it cannot be captured (on a CPU, or because a line waits for the device),
         it runs eagerly with one warning.
         """
-        if self._captures:
+        if self._may_capture:
+            self._is_captured = True
+            self._prepared.capture_device = self.device
             return captured_step(function, self._bookkeeping)
         if "captured" in (self.plan.step or ""):
             warn_needs_gpu(function)

@@ -369,6 +369,14 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
                 state[name] = value.to(device)
 
 
+def use_fused_kernels(optimizer: Optimizer) -> None:
+    """Let an optimizer use its fused kernels on GPUs, unless the user chose others."""
+    for group in optimizer.param_groups:
+        chosen = group.get("differentiable") or (group.get("fused"), group.get("foreach"))
+        if type(optimizer) in FUSED_OPTIMIZERS and chosen == (None, None):
+            group["fused"] = True
+
+
 def captured_settings(optimizer: Optimizer) -> Hashable:
     return tuple(
         (name, tuple(value) if isinstance(value, list) else value)

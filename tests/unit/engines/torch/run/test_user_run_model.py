@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer
 from nfold.engines.torch.run.job import Job
-from nfold.engines.torch.run.user_run import PreparedMarker, UserRun, prepare_module
+from nfold.engines.torch.run.prepared_module import PreparedMarker, prepare_module
+from nfold.engines.torch.run.user_run import UserRun
 
 CPU = torch.device("cpu")
 
