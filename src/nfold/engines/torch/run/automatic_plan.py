@@ -33,6 +33,8 @@ SETTLE_STEPS = 2
 WINDOW_STEPS = 5
 WINDOWS = 3  # of each plan
 MIN_GAIN = 1.02
+PROFILED_STEPS = 3
+MIN_ADVISED_GAIN = 1.1
 # Time that trials may cost: a part of the training time that is certain, and a limit in seconds
 MAX_FRACTION = 0.05
 MAX_SECONDS = 60.0
@@ -60,6 +62,8 @@ class Candidate:
 class PlanSwitch(Protocol):
     """What the search needs of the run."""
 
+    is_captured: bool
+
     @property
     def initial(self) -> Fields:
         """Return the values of all switchable fields before the search."""
@@ -70,9 +74,6 @@ class PlanSwitch(Protocol):
     def fingerprint(self) -> str:
         """Return a text of everything that a stored choice depends on."""
 
-    def begin_epoch(self) -> None:
-        """Note the parameters that are trained now."""
-
     def apply(self, fields: Fields, *, check: bool) -> None:
         """Switch to these fields; ``check`` compares the first outputs with those of eager code."""
 
@@ -80,7 +81,7 @@ class PlanSwitch(Protocol):
         """Return why the last applied fields are not used on this rank, or None."""
 
 
-class DeviceClock:
+class StreamClock:
     """Marks of time on the device's current stream."""
 
     def mark(self) -> Any:
@@ -97,6 +98,22 @@ class DeviceClock:
         """Return the seconds of the host's clock, when the device has no work left."""
         torch.cuda.synchronize()
         return time.monotonic()
+
+    def begin_kernels(self) -> None:
+        """Record the kernels of the device."""
+        self._kernels = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._kernels.start()
+
+    def end_kernels(self) -> float:
+        """Return the milliseconds in which the device computed since ``begin_kernels``."""
+        torch.cuda.synchronize()
+        self._kernels.stop()
+        events: Any = self._kernels.events()  # type: ignore[no-untyped-call]
+        return busy_ms(
+            (event.time_range.start, event.time_range.end)
+            for event in events or ()
+            if event.device_type.name == "CUDA" and not event.is_user_annotation
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +147,7 @@ class AutomaticPlan:
     switch: PlanSwitch
     job: Job
     is_active: bool = True
-    clock: DeviceClock = field(default_factory=DeviceClock)
+    clock: StreamClock = field(default_factory=StreamClock)
     is_building: bool = False
 
     def __post_init__(self) -> None:
@@ -153,7 +170,6 @@ class AutomaticPlan:
     def on_epoch(self, certain_steps: int) -> None:
         self._certain_steps = self._steps + certain_steps
         self._epochs += 1
-        self.switch.begin_epoch()
 
     def _run(self) -> Steps:
         file = self._file()
@@ -164,6 +180,7 @@ class AutomaticPlan:
         candidates = list(self.switch.candidates())
         if known:
             yield from self._reuse(stored, candidates, gain, cost_s)
+            yield from self._advise_capture()
             return
         best, total, kept = self.switch.initial, 1.0, True
         yield from self._wait(WARM_UP_STEPS)
@@ -180,6 +197,7 @@ class AutomaticPlan:
             self._report(candidate, trial, kept=kept)
             if kept:
                 best, total = {**best, **candidate.fields}, total * trial.gain
+        yield from self._advise_capture()
         choice = Choice(
             fields={n: v for n, v in best.items() if v != self.switch.initial[n]},
             gain=total,
@@ -222,15 +240,7 @@ class AutomaticPlan:
         for number in range(2 * WINDOWS):
             is_candidate = number % 2 == 0
             self.switch.apply(fields if is_candidate else best, check=False)
-            yield from self._wait(SETTLE_STEPS)
-            marks = [self.clock.mark()]
-            for _ in range(WINDOW_STEPS):
-                yield
-                marks.append(self.clock.mark())
-            pairs = itertools.pairwise(marks)
-            windows[is_candidate].append(
-                statistics.median(self.clock.milliseconds(a, b) for a, b in pairs)
-            )
+            yield from self._window(windows[is_candidate])
         trial.reason = self.switch.failure()
         own = [*(statistics.median(windows[each]) for each in (False, True))]
         before_ms, after_ms, failed = self._agree([*own, float(trial.reason is not None)])
@@ -242,6 +252,35 @@ class AutomaticPlan:
         self._spent_s = self._agree([self._spent_s + trial.cost_s])[0]
         keep = trial.gain >= MIN_GAIN
         self.switch.apply(fields if keep else best, check=False)
+
+    def _window(self, times_ms: list[float]) -> Steps:
+        """Append the median time of some steps to ``times_ms``."""
+        yield from self._wait(SETTLE_STEPS)
+        marks = [self.clock.mark()]
+        for _ in range(WINDOW_STEPS):
+            yield
+            marks.append(self.clock.mark())
+        steps = itertools.pairwise(marks)
+        times_ms.append(statistics.median(self.clock.milliseconds(a, b) for a, b in steps))
+
+    def _advise_capture(self) -> Steps:
+        """Say how much of a step the device is idle, if a decorated step could be a CUDA graph."""
+        if self.switch.is_captured:
+            return
+        times_ms: list[float] = []
+        yield from self._window(times_ms)
+        try:
+            self.clock.begin_kernels()
+        except RuntimeError:  # the script uses a profiler of its own
+            return
+        yield from self._wait(PROFILED_STEPS)
+        step_ms, kernels_ms = times_ms[0], self.clock.end_kernels() / PROFILED_STEPS
+        if kernels_ms > 0 and step_ms / kernels_ms >= MIN_ADVISED_GAIN:
+            self._say(
+                f"the GPU computes for {kernels_ms:.3g} of {step_ms:.3g} ms of a step and waits for "
+                "the host otherwise; a function with @run.step is replayed as one CUDA graph: up to "
+                f"{step_ms / kernels_ms:.2f} × as fast"
+            )
 
     def _wait(self, steps: int) -> Steps:
         for _ in range(steps):
@@ -295,6 +334,15 @@ class CandidateResult:
     gain: float = 0.0
     cost_s: float = 0.0
     reason: str | None = None
+
+
+def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the milliseconds that intervals in microseconds cover, each moment once."""
+    total = end = 0.0
+    for start, stop in sorted(intervals):
+        total += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return total / 1e3
 
 
 def _label(fields: Fields) -> str:

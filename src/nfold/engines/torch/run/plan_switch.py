@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from nfold.core.plan import Plan
-from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.nested_tensors import collect_tensors
 from nfold.engines.torch.run.automatic_plan import Candidate, Fields
 from nfold.engines.torch.run.job import Job
@@ -37,11 +35,7 @@ class RunPlanSwitch:
     plan: Plan
     job: Job
     bookkeeping: RunBookkeeping
-    current_share: CurrentShare
     is_captured: bool = False
-
-    def __post_init__(self) -> None:
-        self._own_memory: GradientExchange | None = None
 
     @property
     def models(self) -> list[nn.Module]:
@@ -56,11 +50,8 @@ class RunPlanSwitch:
         if not self._can_compile(modules):
             return
         cost_s = COMPILE_S + COMPILE_MODULE_S * len(modules)
-        # Replays of a model that runs twice in a step would overwrite its first outputs.
-        if self.is_captured or len(self.models) == 1:
-            yield Candidate(fields={"step": "compiled+captured"}, cost_s=cost_s)
-        if not self.is_captured:
-            yield Candidate(fields={"step": "compiled"}, cost_s=cost_s, unless_kept=True)
+        step = "compiled+captured" if self.is_captured else "compiled"
+        yield Candidate(fields={"step": step}, cost_s=cost_s)
 
     def _can_compile(self, modules: list[nn.Module]) -> bool:
         inner = [each for each in modules if each not in self.models]
@@ -81,30 +72,13 @@ class RunPlanSwitch:
         return repr((facts, self.plan, self.is_captured, batches, self.models, parameters))
 
     def apply(self, fields: Fields, *, check: bool) -> None:
-        step = fields["step"]
-        inside = step if not self.is_captured else step.removesuffix("+captured")
         for model in self.models:
             forward = prepared_forward(model)
             forward.reference = EagerReference if check else None
-            forward.select_step("eager" if inside == "captured" else inside)
-        self._keep_gradients(in_own_memory=inside == "compiled+captured")
-
-    def begin_epoch(self) -> None:
-        if self._own_memory is not None:
-            self._own_memory.begin_epoch()
-
-    def _keep_gradients(self, *, in_own_memory: bool) -> None:
-        """Copy the gradients of one device out of CUDA graphs, whose next replay overwrites them."""
-        if self._own_memory is not None and not in_own_memory:
-            self._own_memory.remove()
-            self._own_memory = None
-        elif self._own_memory is None and in_own_memory and not self.bookkeeping.exchanges:
-            parameters = [model.parameters() for model in self.models]
-            self._own_memory = GradientExchange(parameters, 1, self.current_share)
+            forward.select_step("compiled" if "compiled" in fields["step"] else "eager")
 
     def failure(self) -> str | None:
-        failures = [prepared_forward(model).failures for model in self.models]
-        return next((reason for each in failures for reason in each.values()), None)
+        return next(filter(None, (prepared_forward(model).failure for model in self.models)), None)
 
 
 class EagerReference:

@@ -8,15 +8,14 @@ fully_shard does. A copy or a pickle of it is of the user's class.
 from __future__ import annotations
 
 import warnings
-import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nfold.core.plan import Plan
-from nfold.engines.torch.batch import CurrentShare, tensor_signature
+from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.layout import (
@@ -25,17 +24,10 @@ from nfold.engines.torch.layout import (
     apply_layout,
     subclass_with_forward,
 )
-from nfold.engines.torch.nested_tensors import collect_tensors, flatten_tensors, map_tensors
+from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 from nfold.engines.torch.precision import AUTOCAST
-from nfold.engines.torch.run.deferred_cast import defer_cast, materialize
-from nfold.instrument.torch_private import foreach_copy
+from nfold.engines.torch.run.deferred_cast import defer_cast
 
-# CUDA graphs of a compiled model: torch.compile records one for every shape and checks before each
-# replay that the Python code would compute the same.
-REPLAYED_OPTIONS: dict[str, Any] = {
-    "triton.cudagraphs": True,
-    "triton.cudagraph_skip_dynamic_graphs": True,
-}
 DEFERRED_NUMBERS = 2**20  # smaller outputs are cast at once
 
 
@@ -53,9 +45,8 @@ class PreparedForward:
     """The forward pass of one prepared module.
 
     Attributes:
-        step: ``eager``, ``compiled``, or ``compiled+captured``: the compiled kernels of forward and
-            backward are replayed as CUDA graphs while the module trains.
-        failures: reasons why compiled forward passes are not used, by ``step``.
+        step: ``eager`` or ``compiled``.
+        failure: why the compiled forward pass is not used, or None.
         reference: computes a reference for the first compiled outputs from (this, module, args,
             kwargs); a difference is a failure.
     """
@@ -69,47 +60,19 @@ class PreparedForward:
         self.layout = plan.layout
         self.step = "compiled" if "compiled" in (plan.step or "") else "eager"
         self.compiles_evaluation = self.step == "compiled"
-        self.failures: dict[str, str] = {}
+        self.failure: str | None = None
         self.reference: Callable[..., Reference] | None = None
-        self._inputs: dict[Hashable, list[Tensor]] = {}
-        self._deferred: list[weakref.ref[Tensor]] = []
 
     def select_step(self, step: str) -> None:
-        """Compute as ``step`` says from the next call on; eagerly where that failed before."""
-        self.step = "eager" if step in self.failures else step
+        """Compute as ``step`` says from the next call on; eagerly if compilation failed before."""
+        self.step = "eager" if self.failure else step
 
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         memory = MEMORY_FORMATS["channels_last"] if self.layout == "channels_last" else None
         args, kwargs = to_device((args, kwargs), self.device, memory)
         trains = module.training and torch.is_grad_enabled()
-        step = self.step
-        if not trains and step != "eager":
-            step = "compiled" if self.compiles_evaluation else "eager"
-        replays = step == "compiled+captured"
-        if replays:
-            for each in self._deferred:  # the next replay overwrites their memory
-                if (tensor := each()) is not None:
-                    materialize(tensor)
-            self._deferred.clear()
-            args, kwargs = self._copy_inputs(args, kwargs)
-        outputs = self._attempt(step, module, args, kwargs)
-        return self._finish(outputs, replayed=replays)
-
-    def _copy_inputs(self, args: Any, kwargs: Any) -> Any:
-        """Return the inputs at the addresses of the last ones of their shapes.
-
-        The backward pass reads inputs where they were when its graph was recorded.
-        """
-        tensors, tree = flatten_tensors((args, kwargs))
-        if any(tensor.requires_grad for tensor in tensors):
-            return args, kwargs
-        key = tuple(map(tensor_signature, tensors)), tree
-        own = self._inputs.get(key)
-        if own is None:
-            own = self._inputs[key] = [tensor.clone() for tensor in tensors]
-        else:
-            foreach_copy(own, list(tensors))
-        return tree.fill(iter(own))
+        step = self.step if trains or self.compiles_evaluation else "eager"
+        return self._finish(self._attempt(step, module, args, kwargs))
 
     def _attempt(self, step: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if step in self._proven:
@@ -126,7 +89,7 @@ class PreparedForward:
         if reason is None:
             self._proven.add(step)
             return outputs
-        self.failures[step] = reason
+        self.failure = reason
         self.step, self.compiles_evaluation = "eager", False
         if reference is None:
             warnings.warn(
@@ -136,11 +99,9 @@ class PreparedForward:
         return self._compute("eager", module, args, kwargs)
 
     def _compute(self, step: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        function = self._implementations.get(step)
-        if function is None:
-            options = REPLAYED_OPTIONS if step == "compiled+captured" else None
-            function = torch.compile(self._implementations["eager"], options=options)
-            self._implementations[step] = function
+        if step not in self._implementations:
+            self._implementations[step] = torch.compile(self._implementations["eager"])
+        function = self._implementations[step]
         if self._half is None:
             return function(module, *args, **kwargs)
         with torch.autocast(self.device.type, dtype=self._half):
@@ -150,22 +111,18 @@ class PreparedForward:
         """Return the outputs of the module's own forward, in the types that it computes in."""
         return self._compute("eager", module, args, kwargs)
 
-    def _finish(self, outputs: Any, *, replayed: bool) -> Any:
-        """Return the outputs in fp32, none of them in the memory of a CUDA graph."""
+    def _finish(self, outputs: Any) -> Any:
+        """Return the outputs in fp32; what a model returns beside its loss is cast when it is read."""
+        if self._half is None:
+            return outputs
         has_loss = any(out.dim() == 0 and out.requires_grad for out in collect_tensors(outputs))
 
         def finish(out: Tensor) -> Tensor:
             if out.dtype != self._half:
-                return out.clone() if replayed else out
-            if not has_loss or out.numel() < DEFERRED_NUMBERS:
-                return out.float()
-            deferred = defer_cast(out)
-            if replayed:
-                self._deferred.append(weakref.ref(deferred))
-            return deferred
+                return out
+            is_deferred = has_loss and out.numel() >= DEFERRED_NUMBERS
+            return defer_cast(out) if is_deferred else out.float()
 
-        if self._half is None and not replayed:
-            return outputs
         return map_tensors(outputs, finish)
 
 

@@ -246,15 +246,7 @@ class UserRun:
     def _begin_plan(self, loader: RunLoader) -> None:
         """Execute steps as the plan says, or begin to choose how; an epoch begins."""
         if self._automatic is None:
-            switch = RunPlanSwitch(
-                self.plan,
-                self._job,
-                self._bookkeeping,
-                self._current_share,
-                self._is_captured,
-            )
-            if self.plan.step == "compiled+captured" and self.device.type == "cuda":
-                switch.apply({**switch.initial, "step": self.plan.step}, check=False)
+            switch = RunPlanSwitch(self.plan, self._job, self._bookkeeping, self._is_captured)
             is_active = self.plan.step is None
             self._automatic = AutomaticPlan(switch, self._job, is_active=is_active)
             self._bookkeeping.on_step = self._automatic.on_step

@@ -11,10 +11,12 @@ import torch
 
 from nfold.engines.torch.run.automatic_plan import (
     BUILD_STEPS,
+    PROFILED_STEPS,
     AutomaticPlan,
     Candidate,
-    DeviceClock,
     Fields,
+    StreamClock,
+    busy_ms,
 )
 from nfold.engines.torch.run.job import Job
 
@@ -25,7 +27,7 @@ REPLAYED = Candidate(fields={"step": "compiled+captured"}, cost_s=0.0)
 COMPILED = Candidate(fields={"step": "compiled"}, cost_s=0.0, unless_kept=True)
 
 
-class KnownTimes(DeviceClock):
+class KnownTimes(StreamClock):
     """A run whose step times follow from its fields; the clock advances with its steps."""
 
     def __init__(self, step_ms: dict[str, float], candidates: list[Candidate]) -> None:
@@ -34,6 +36,8 @@ class KnownTimes(DeviceClock):
         self.applied: list[tuple[Fields, bool]] = []
         self.fails: str | None = None
         self.elapsed_ms = 0.0
+        self.is_captured = self.is_profiled = False
+        self.kernels_ms = 1.0
         self._step_ms, self._candidates = step_ms, candidates
 
     def candidates(self) -> Iterable[Candidate]:
@@ -45,8 +49,6 @@ class KnownTimes(DeviceClock):
     def apply(self, fields: Fields, *, check: bool) -> None:
         self.fields = dict(fields)
         self.applied.append((dict(fields), check))
-
-    def begin_epoch(self) -> None: ...
 
     def failure(self) -> str | None:
         return self.fails
@@ -62,6 +64,13 @@ class KnownTimes(DeviceClock):
 
     def now(self) -> float:
         return self.elapsed_ms / 1e3
+
+    def begin_kernels(self) -> None:
+        if self.is_profiled:
+            raise RuntimeError("a profiler is active")
+
+    def end_kernels(self) -> float:
+        return PROFILED_STEPS * self.kernels_ms
 
 
 @pytest.fixture(autouse=True)
@@ -159,3 +168,28 @@ def test_a_damaged_file_is_ignored(cache: Path) -> None:
     again = KnownTimes(STEP_MS, [REPLAYED])
     train(again)
     assert again.fields["step"] == "compiled+captured"
+
+
+def test_it_is_said_how_long_the_device_waits_for_the_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = KnownTimes(STEP_MS, [REPLAYED])
+    run.kernels_ms = 4.0
+    train(run)
+    assert "computes for 4 of 5 ms of a step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kernels_ms", "captured", "profiled"), [(4.9, 0, 0), (1, 1, 0), (1, 0, 1)]
+)
+def test_nothing_is_said_about_a_busy_device_or_a_captured_step(
+    capsys: pytest.CaptureFixture[str], kernels_ms: float, captured: int, profiled: int
+) -> None:
+    run = KnownTimes(STEP_MS, [REPLAYED])
+    run.kernels_ms, run.is_captured, run.is_profiled = kernels_ms, bool(captured), bool(profiled)
+    assert not train(run).is_searching
+    assert "@run.step" not in capsys.readouterr().err
+
+
+def test_overlapping_kernels_count_once() -> None:
+    assert busy_ms([(3e3, 5e3), (0, 1e3), (500, 2e3), (4e3, 4.5e3)]) == 4.0
