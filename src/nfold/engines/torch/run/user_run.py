@@ -22,6 +22,7 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.checkpoint import (
@@ -53,7 +54,9 @@ from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
+from nfold.engines.torch.run.padding import PaddingValues, apply_padding
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
+from nfold.engines.torch.run.training_rate import TrainingRate
 from nfold.engines.torch.step.cuda_graph import make_capturable
 from nfold.instrument.torch_private import collective_count
 
@@ -121,6 +124,7 @@ class UserRun:
         self._bookkeeping = RunBookkeeping(
             self._prepared, self._current_share, observer, job.device
         )
+        self._training_rate = TrainingRate(job.device)
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
@@ -230,6 +234,8 @@ class UserRun:
         workers: int | None = None,
         augment: AugmentOption | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        pad_to: int | None = None,
+        padding: PaddingValues | None = None,
         **options: Any,
     ) -> RunLoader:
         """Return this rank's batches of ``data``, on its device; iterate once per epoch.
@@ -248,6 +254,9 @@ class UserRun:
             augment: A function of each batch on the device, or ``nfold.Images``, whose draws do not
                 depend on the number of ranks.
             collate: Makes a batch of a list of samples.
+            pad_to: Pad integer tensors [n, length] of a batch to a multiple of this length.
+            padding: The padding values by name or position in a batch; None: not padded. Default: 0
+                for input_ids, attention_mask and token_type_ids, -100 for labels.
             **options: Further options of DataLoader.
 
         Raises:
@@ -262,20 +271,26 @@ class UserRun:
             "collate": collate,
         }
         data, settings = resolve_settings(data, arguments, options)
+        data, settings["collate"] = apply_padding(data, settings["collate"], pad_to, padding)
         settings["augment"] = build_augment(augment, self.plan, self.device)
         config = build_loader_config(settings, self.plan, self._job, train=train)
         if not train:
             return RunLoader(
-                data, config, self._current_share, self._begin_evaluation, self._report_evaluation
+                data,
+                config,
+                self._current_share,
+                self._begin_evaluation,
+                lambda *_: self._report_evaluation(),
             )
         loader = RunLoader(
-            data, config, self._current_share, self._begin_training, self._report_training
+            data, config, self._current_share, self._begin_training, self._count_batch
         )
         self._prepared.loaders.append(loader)
         return loader
 
     def _begin_training(self) -> None:
         self._report_training()
+        self._training_rate.resume()
         self._bookkeeping.begin_epoch()
         reasons = [missing_reason(self._prepared)]
         if self._evaluation_not_reduced():
@@ -289,11 +304,16 @@ class UserRun:
     def _report_training(self) -> None:
         self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
 
+    def _count_batch(self, batch: Any, share: BatchShare) -> None:
+        self._report_training()
+        self._training_rate.count(batch, share)
+
     def _report_evaluation(self) -> None:
         self._observer.beat(Phase.EVALUATING, self.steps)
 
     def _begin_evaluation(self) -> None:
         self._report_evaluation()
+        self._training_rate.pause()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
         if self.world_size > 1:
@@ -336,6 +356,16 @@ class UserRun:
         """
         real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
+
+    def rate(self) -> dict[str, float]:
+        """Return ``samples_per_s`` and, if batches are tokens, ``tokens_per_s`` of all devices.
+
+        They are those of the training loops since the last call, without evaluations. Tokens are the
+        positions of ``input_ids``, or of integers [n, length] that a batch begins with, with padding;
+        sequences of other devices count as long as this device's. Empty if nothing was trained.
+        Waits for the device: do not call it in every step.
+        """
+        return self._training_rate.take()
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
         """Write the state of training into ``folder``; all ranks must call it.
