@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
+from nfold.engines.torch.step import cuda_graph
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
 
 CPU = torch.device("cpu")
@@ -43,7 +45,7 @@ class Notes:
     replaying = False
 
     def __init__(self, kept: list[Tensor], *, refuses: Exception | None = None) -> None:
-        self._kept, self._refuses = kept, refuses
+        self._kept, self.refuses = kept, refuses
 
     def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         return call()
@@ -52,14 +54,17 @@ class Notes:
         before = [tensor.detach().clone() for tensor in self._kept]
         try:
             result = call().clone()
-            if self._refuses is not None:
-                raise self._refuses
+            if self.refuses is not None:
+                raise self.refuses
         except Exception as error:
             raise CaptureFailed from error
         finally:
             for tensor, value in zip(self._kept, before, strict=True):
                 tensor.data.copy_(value)
         return Graph(call, result), result
+
+    def pool_bytes(self) -> int:
+        return 3 * 2**29
 
 
 class Training:
@@ -165,3 +170,49 @@ def test_a_rate_that_changes_inside_is_not_frozen_into_a_graph() -> None:
     with pytest.warns(UserWarning, match=r"changes a learning rate; next: run.prepare\(schedule\)"):
         _times(WARM_UP_CALLS + 2, step)
     assert float(training.rate) == pytest.approx(0.5 * 0.5 ** (WARM_UP_CALLS + 2))
+
+
+def test_more_shapes_than_graphs_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
+    step = CapturedStep(lambda values: values, Training().bookkeeping, Notes([]))
+    for length in (1, 2, 5):
+        step(torch.ones(7 + length))
+        for _ in range(WARM_UP_CALLS):
+            step(torch.ones(length))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(torch.ones(1)), step(torch.ones(2))
+    message = (
+        "step <lambda>: 2 CUDA graphs hold 1.5 GiB; 4 other shapes or settings so far run eagerly; "
+        "next: run.loader(..., pad_to=64) if lengths vary"
+    )
+    with pytest.warns(UserWarning, match=re.escape(message)) as caught:
+        [step(torch.ones(5)) for _ in range(3)]
+    (warning,) = caught
+    assert warning.filename == __file__
+
+
+def test_without_memory_for_a_further_graph_the_others_stay() -> None:
+    training = Training()
+    step = CapturedStep(training.one, training.bookkeeping, recorder := Notes([training.weight]))
+    _times(WARM_UP_CALLS + 1, step)
+    recorder.refuses = torch.OutOfMemoryError("CUDA out of memory")
+    for _ in range(WARM_UP_CALLS):
+        step(torch.ones(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(torch.ones(1))
+        calls = training.calls
+        _times(2, step)
+    assert training.calls == calls
+    with pytest.warns(UserWarning, match="1 CUDA graphs .* run eagerly for lack of memory"):
+        step(torch.ones(1))
+    assert training.prepared.steps == 2 * WARM_UP_CALLS + 5
+
+
+def test_a_first_graph_without_memory_ends_the_capture() -> None:
+    training = Training(refuses=torch.OutOfMemoryError("CUDA out of memory"))
+    with pytest.warns(UserWarning, match=r"one runs eagerly: .*out of memory\)") as caught:
+        _times(WARM_UP_CALLS + 2, training.step)
+    assert [warning.filename for warning in caught] == [__file__]
+    assert training.prepared.steps == WARM_UP_CALLS + 2
