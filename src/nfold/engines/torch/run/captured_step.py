@@ -84,7 +84,7 @@ class CapturedStep:
     def _report_full(self) -> None:
         captured = self._captured
         assert captured is not None
-        if dist.is_initialized() and dist.get_rank() != 0:
+        if dist.is_initialized() and dist.get_rank() != 0 and not self._lacks_memory:
             return
         name, _ = _describe(self._function)
         gib = self._recorder.pool_bytes() / 2**30

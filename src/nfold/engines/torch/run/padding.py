@@ -33,7 +33,7 @@ class PaddingCollate:
     """Makes a batch whose integer tensors [n, length] have a multiple of ``multiple`` as length.
 
     Without a ``collate`` of the user, samples may differ in length: each part that is a list, array
-    or tensor of integers [length] is padded behind its end to the longest of the batch.
+    or tensor of integers [length] is padded at its end to the longest of the batch.
     """
 
     collate: Callable[[list[Any]], Any]

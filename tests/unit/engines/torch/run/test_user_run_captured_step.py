@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from nfold.engines.base import Observer
 from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
+from nfold.engines.torch.run import captured_step
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step import cuda_graph
@@ -216,3 +218,16 @@ def test_a_first_graph_without_memory_ends_the_capture() -> None:
         _times(WARM_UP_CALLS + 2, training.step)
     assert [warning.filename for warning in caught] == [__file__]
     assert training.prepared.steps == WARM_UP_CALLS + 2
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_nccl_registers_no_buffer_unless_the_user_wants_it(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_GRAPH_REGISTER", raising=False)
+    if before is not None:
+        monkeypatch.setenv("NCCL_GRAPH_REGISTER", before)
+    monkeypatch.setattr(captured_step, "CudaGraphRecorder", lambda _device: Notes([]))
+    step = captured_step.captured_step(lambda values: values, Training().bookkeeping)
+    assert os.environ["NCCL_GRAPH_REGISTER"] == (before or "0")
+    assert torch.equal(step(torch.ones(2)), torch.ones(2))

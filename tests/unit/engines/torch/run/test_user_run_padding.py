@@ -45,7 +45,7 @@ def shapes(batches: Any) -> list[tuple[int, ...]]:
     return [tuple(batch["input_ids"].shape) for batch in batches]
 
 
-def test_samples_are_padded_behind_their_end_with_the_value_of_their_name() -> None:
+def test_samples_are_padded_at_their_end_with_the_value_of_their_name() -> None:
     batch = COLLATE(texts(2, 5))
     assert batch["input_ids"].tolist() == [[1, 2, 0, 0, 0, 0, 0, 0], [1, 2, 3, 4, 5, 0, 0, 0]]
     assert batch["attention_mask"].dtype == torch.bool
