@@ -43,7 +43,7 @@ class CapturedStep:
         self._recorder = recorder
         self._lacks_memory = False
         self._captured: CapturedFunction | None = CapturedFunction(
-            self._call, recorder, recording=bookkeeping.recording, on_full=self._report_full
+            self._call, recorder, recording=bookkeeping.recording, on_eager=self._report_eager
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class CapturedStep:
         if failed.__cause__ is not None:  # its frames hold the tensors of the recording
             traceback.clear_frames(failed.__cause__.__traceback__)
 
-    def _report_full(self) -> None:
+    def _report_eager(self) -> None:
         captured = self._captured
         assert captured is not None
         if dist.is_initialized() and dist.get_rank() != 0 and not self._lacks_memory:
@@ -91,8 +91,9 @@ class CapturedStep:
         reason = " for lack of memory" if self._lacks_memory else ""
         warnings.warn(
             f"step {name}: {captured.graphs} CUDA graphs hold {gib:.2g} GiB; "
-            f"{captured.forms - captured.graphs} other shapes or settings so far run eagerly"
-            f"{reason}; next: run.loader(..., pad_to=64) if lengths vary",
+            f"{captured.forms - captured.graphs} other sets of shapes, numbers and objects so far "
+            f"run eagerly{reason}; next: run.loader(..., pad_to=64) if lengths vary; a number that "
+            "changes in each step as a tensor",
             stacklevel=5,  # the line that called the step
         )
 

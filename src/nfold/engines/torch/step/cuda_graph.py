@@ -198,6 +198,8 @@ def _driver() -> ctypes.CDLL:
 
 WARM_UP_CALLS = 3  # calls with a shape before it is recorded
 MAX_GRAPHS = 16  # a function with more shapes runs the others eagerly
+MANY_FORMS = 32  # so many without a graph are reported
+MAX_FORMS = 1024  # whose calls are counted; more are forgotten, so that memory is bounded
 
 Function = Callable[..., Any]
 Recording = Callable[[], AbstractContextManager[Callable[[], None]]]
@@ -311,29 +313,30 @@ class GraphReplay:
 class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
-    There is one graph for every set of shapes and constants, at most ``max_graphs``. ``recording``
-    yields a function that is called after each replay; ``on_full`` is called once, when a further
-    graph would be recorded. Call ``close`` before the process group ends: a graph with a collective
-    would block it.
+    There is one graph for every form, a set of shapes and constants, at most ``max_graphs``.
+    ``recording`` yields a function that is called after each replay. ``on_eager`` is called once when
+    there is no room for a further graph, and once when MANY_FORMS have no graph. Call ``close``
+    before the process group ends: a graph with a collective would block it.
     """
 
     function: Function
     recorder: GraphRecorder
     warm_up: int = WARM_UP_CALLS
     recording: Recording = lambda: nullcontext(lambda: None)
-    on_full: Callable[[], None] = lambda: None
+    on_eager: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._calls: dict[Hashable, int] = {}
         self._replays: dict[Hashable, GraphReplay] = {}
         self._is_full = False
         self.max_graphs = MAX_GRAPHS
+        self.forms = 0
 
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         key = _graph_key(tensors, constants)
         if replay := self._replays.get(key):
             return replay(tensors)
-        calls = self._calls[key] = self._calls.get(key, 0) + 1
+        calls = self._count_call(key)
         if calls <= self.warm_up or self._has_no_room():
             return self.recorder.run_on_capture_stream(lambda: self.function(*tensors, *constants))
         replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
@@ -345,17 +348,22 @@ class CapturedFunction:
             return False
         if not self._is_full:
             self._is_full = True
-            self.on_full()
+            self.on_eager()
         return True
+
+    def _count_call(self, key: Hashable) -> int:
+        if key not in self._calls:
+            self.forms += 1
+            if self.forms == MANY_FORMS and not self._replays:
+                self.on_eager()
+            if len(self._calls) >= MAX_FORMS:
+                self._calls.clear()
+        self._calls[key] = self._calls.get(key, 0) + 1
+        return self._calls[key]
 
     @property
     def graphs(self) -> int:
         return len(self._replays)
-
-    @property
-    def forms(self) -> int:
-        """The number of sets of shapes and constants so far."""
-        return len(self._calls)
 
     def is_warm(self, tensors: Tensors, *constants: Hashable) -> bool:
         """Return whether the next call of this form is recorded."""

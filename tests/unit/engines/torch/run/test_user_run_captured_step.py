@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import weakref
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from nfold.engines.torch.run import captured_step
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step import cuda_graph
-from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
+from nfold.engines.torch.step.cuda_graph import MANY_FORMS, WARM_UP_CALLS, CaptureFailed
 
 CPU = torch.device("cpu")
 
@@ -48,11 +50,13 @@ class Notes:
 
     def __init__(self, kept: list[Tensor], *, refuses: Exception | None = None) -> None:
         self._kept, self.refuses = kept, refuses
+        self.recordings = 0
 
     def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         return call()
 
     def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
+        self.recordings += 1
         before = [tensor.detach().clone() for tensor in self._kept]
         try:
             result = call().clone()
@@ -185,8 +189,9 @@ def test_more_shapes_than_graphs_are_reported_once(monkeypatch: pytest.MonkeyPat
         warnings.simplefilter("error")
         step(torch.ones(1)), step(torch.ones(2))
     message = (
-        "step <lambda>: 2 CUDA graphs hold 1.5 GiB; 4 other shapes or settings so far run eagerly; "
-        "next: run.loader(..., pad_to=64) if lengths vary"
+        "step <lambda>: 2 CUDA graphs hold 1.5 GiB; 4 other sets of shapes, numbers and objects so "
+        "far run eagerly; next: run.loader(..., pad_to=64) if lengths vary; a number that changes in "
+        "each step as a tensor"
     )
     with pytest.warns(UserWarning, match=re.escape(message)) as caught:
         [step(torch.ones(5)) for _ in range(3)]
@@ -231,3 +236,33 @@ def test_nccl_registers_no_buffer_unless_the_user_wants_it(
     step = captured_step.captured_step(lambda values: values, Training().bookkeeping)
     assert os.environ["NCCL_GRAPH_REGISTER"] == (before or "0")
     assert torch.equal(step(torch.ones(2)), torch.ones(2))
+
+
+def test_a_number_that_changes_in_each_step_is_reported_once() -> None:
+    step = CapturedStep(lambda values, _number: values, Training().bookkeeping, Notes([]))
+    with pytest.warns(UserWarning, match="0 CUDA graphs .* as a tensor") as caught:
+        [step(torch.ones(2), number) for number in range(2 * MANY_FORMS)]
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_batches_of_a_dictionary_type_share_a_graph() -> None:
+    """Such as the BatchEncoding of a tokenizer."""
+    step = CapturedStep(lambda batch: batch["x"] + 1, Training().bookkeeping, recorder := Notes([]))
+    values = [float(step(UserDict(x=torch.full((), float(n))))) for n in range(7)]
+    assert values == [n + 1.0 for n in range(7)]
+    assert recorder.recordings == 1
+
+
+def test_no_batch_of_a_type_of_the_users_is_kept() -> None:
+    class Batch:
+        def __init__(self) -> None:
+            self.x = torch.ones(2)
+
+    references = []
+    step = CapturedStep(lambda batch: batch.x, Training().bookkeeping, Notes([]))
+    for _ in range(6):
+        batch = Batch()
+        step(batch)
+        references.append(weakref.ref(batch))
+        del batch
+    assert [reference() for reference in references] == [None] * 6

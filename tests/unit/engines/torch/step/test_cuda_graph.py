@@ -92,7 +92,7 @@ def test_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
     notes = Notes()
     reports: list[int] = []
-    captured = CapturedFunction(weighted, notes, on_full=lambda: reports.append(1))
+    captured = CapturedFunction(weighted, notes, on_eager=lambda: reports.append(1))
     for length in (1, 2, 3):
         for _ in range(WARM_UP_CALLS + 2):
             captured((torch.ones(length),), 1.0)
@@ -100,6 +100,24 @@ def test_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     assert captured.forms == 3
     assert notes.aside_calls == 3 * WARM_UP_CALLS + 2
     assert reports == [1]
+
+
+def test_forms_that_never_return_are_reported_once_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_graph, "MANY_FORMS", 5)
+    monkeypatch.setattr(cuda_graph, "MAX_FORMS", 8)
+    notes = Notes()
+    reports: list[int] = []
+    captured = CapturedFunction(weighted, notes, on_eager=lambda: reports.append(captured.forms))
+    for step in range(20):
+        captured((torch.ones(2),), float(step))
+    assert reports == [5]
+    assert captured.forms == 20
+    assert len(captured._calls) <= 8
+    for _ in range(WARM_UP_CALLS + 1):
+        captured((torch.ones(2),), 0.5)
+    assert captured.graphs == 1
 
 
 def test_closing_resets_every_graph() -> None:
