@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import nfold
 from integration.scripts.token_training import BATCH
 from launched import launch
+from nfold.engines.torch.step.cuda_graph import MAX_GRAPHS, WARM_UP_CALLS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 one_gpu = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
@@ -67,14 +69,22 @@ class Transformer(nn.Module):
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
 
-def train(step: str, *, seed: int = 0, **model_options: Any) -> tuple[list[float], int]:
-    """The losses of STEPS steps, and the number of graphs."""
+def train(
+    step: str,
+    *,
+    seed: int = 0,
+    lr: float = 1e-2,
+    lengths: tuple[int, ...] = (LENGTH,) * STEPS,
+    **model_options: Any,
+) -> tuple[list[float], int]:
+    """The losses of a step per length, and the number of graphs."""
     run = nfold.Run(device="cuda", precision="bf16", step=step)
     torch.manual_seed(0)
     model = Transformer(**model_options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     model, optimizer = run.prepare(model, optimizer)
-    ids = torch.randint(VOCABULARY, (8, LENGTH), device=run.device)
+    text = torch.randint(VOCABULARY, (8, max(lengths)), device=run.device)
+    texts = [text[:, :n].contiguous() for n in lengths]
     torch.manual_seed(seed)  # of dropout
 
     @run.step
@@ -85,7 +95,7 @@ def train(step: str, *, seed: int = 0, **model_options: Any) -> tuple[list[float
         optimizer.step()
         return loss.detach()
 
-    losses = [float(train_step(ids)) for _ in range(STEPS)]
+    losses = [float(train_step(ids)) for ids in texts]
     captured = getattr(train_step, "_captured", None)
     return losses, captured.graphs if captured else 0
 
@@ -122,6 +132,26 @@ def test_checkpointing_with_dropout_runs_eagerly_and_is_reported() -> None:
         losses, graphs = train("captured", **options)
     assert graphs == 0
     assert losses == pytest.approx(eager, rel=2e-2)
+
+
+@one_gpu
+def test_sixteen_lengths_are_captured_and_the_others_run_eagerly() -> None:
+    lengths = tuple(length for length in range(8, 28) for _ in range(WARM_UP_CALLS + 2))
+    options: dict[str, Any] = {
+        "dropout": 0.0,
+        "checkpointed": False,
+        "lengths": lengths,
+        "lr": 5e-4,
+    }
+    eager, _ = train("eager", **options)
+    with pytest.warns(UserWarning, match="CUDA graphs hold") as caught:
+        captured, graphs = train("captured", **options)
+    assert graphs == MAX_GRAPHS == 16
+    (message,) = [str(w.message) for w in caught if "CUDA graphs hold" in str(w.message)]
+    held = re.match(r"step train_step: 16 CUDA graphs hold (\S+) GiB; 1 other sets", message)
+    assert held is not None
+    assert 0 < float(held[1]) < 1
+    assert captured == pytest.approx(eager, rel=1e-2)
 
 
 @pytest.mark.integration
