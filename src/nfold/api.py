@@ -77,7 +77,7 @@ class Run(UserRun):
             for name, value in values.items()
         }
         texts = (
-            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+            f"{name} {_format_float(value)}" if isinstance(value, float) else f"{name} {value}"
             for name, value in numbers.items()
         )
         sys.stdout.write(" · ".join(texts) + "\n")
@@ -95,6 +95,10 @@ class HeartbeatObserver(Observer):
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         self._heart.beat(phase, step, total, time.monotonic_ns())
+
+
+def _format_float(value: float) -> str:
+    return f"{value:.0f}" if 1e5 <= value < 1e12 else f"{value:.5g}"
 
 
 def _merge_plan_sources(plan: Plan | str | None, fields: dict[str, Any]) -> tuple[Plan, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import UserDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ def collect_tensors(value: Any) -> list[Tensor]:
 class TensorTree:
     """A nested value without its tensors; equal for values that differ only in their tensors.
 
-    ``kind`` is a type, or the keys of a dictionary. A leaf has no children: its kind is TENSOR, or a
+    ``kind`` is a type, or a DictionaryKind. A leaf has no children: its kind is TENSOR, or a
     ConstantLeaf.
     """
 
@@ -58,33 +59,65 @@ class TensorTree:
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
-        if isinstance(self.kind, tuple):
-            return dict(zip(self.kind, items, strict=True))
+        if isinstance(self.kind, DictionaryKind):
+            return self.kind.fill(items)
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 @dataclass(frozen=True)
+class DictionaryKind:
+    """The type and the keys of a dictionary, and a copy of it without values."""
+
+    type: type
+    keys: tuple[Any, ...]
+    empty: Any = field(compare=False)
+
+    def fill(self, items: list[Any]) -> Any:
+        own = copy.copy(self.empty)
+        for key, item in zip(self.keys, items, strict=True):
+            own[key] = item
+        return own
+
+
 class ConstantLeaf:
-    """A value that is no tensor: numbers and texts are compared, others by identity."""
+    """A value that is no tensor: numbers and texts are compared, others by identity.
 
-    value: Any = field(compare=False)
+    Keeps no object alive: trees are keys, and an object may be a batch.
+    """
 
-    def _key(self) -> Hashable:
-        comparable = isinstance(self.value, int | float | str | bytes | type(None))
-        return (type(self.value), self.value) if comparable else id(self.value)
+    def __init__(self, value: Any) -> None:
+        self._is_plain = isinstance(value, int | float | str | bytes | type(None))
+        self._key: Hashable = (type(value), value) if self._is_plain else id(value)
+        self._reference: Callable[[], Any]
+        try:
+            self._reference = weakref.ref(value)
+        except TypeError:
+            self._reference = lambda: value
+
+    @property
+    def value(self) -> Any:
+        """The value; None for an object that no longer exists."""
+        return self._reference()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConstantLeaf) and self._key() == other._key()
+        if not isinstance(other, ConstantLeaf) or self._key != other._key:
+            return False
+        return self._is_plain or self.value is other.value
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._key)
 
 
 TENSOR = "a tensor"
 
 
 def flatten_tensors(value: Any) -> tuple[tuple[Tensor, ...], TensorTree]:
+    """Return the tensors of a nested value, and the value without them.
+
+    The tensors of other objects stay in the tree, also those of a PackedSequence, whose sizes on
+    the host decide what a GPU computes.
+    """
     tensors: list[Tensor] = []
     tree = _tensor_tree(value, tensors)
     return tuple(tensors), tree
@@ -94,11 +127,14 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorTree(TENSOR)
-    if type(value) is dict:
-        return TensorTree(
-            tuple(value), tuple(_tensor_tree(item, tensors) for item in value.values())
-        )
-    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if isinstance(value, dict | UserDict):
+        empty = copy.copy(value)
+        for key in value:
+            empty[key] = None
+        kind = DictionaryKind(type(value), tuple(value), empty)
+        return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
+    is_named_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
+    if type(value) in (list, tuple) or (is_named_tuple and not isinstance(value, PackedSequence)):
         return TensorTree(
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
         )

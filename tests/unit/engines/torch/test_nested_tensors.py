@@ -25,6 +25,8 @@ VALUES = [
     [ONE, {"a": TWO, "b": [3, None]}],
     Pair(ONE, {"x": (TWO,)}),
     {},
+    OrderedDict(a=ONE),
+    UserDict(a=[TWO], b="text"),
     7,
 ]
 
@@ -51,6 +53,8 @@ def test_forms_are_equal_where_only_tensors_differ() -> None:
         ({"a": ONE}, {"b": ONE}),
         ([ONE, object()], [ONE, object()]),
         ([ONE, None], [ONE, ONE]),
+        ({"a": ONE}, UserDict(a=ONE)),
+        (pack_sequence([torch.zeros(2)]), pack_sequence([torch.zeros(2)])),
     ],
 )
 def test_forms_differ_where_anything_else_does(one: object, other: object) -> None:

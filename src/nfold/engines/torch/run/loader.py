@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import Plan
-from nfold.engines.sampling import BatchDivision
+from nfold.engines.sampling import BatchDivision, BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.input.dataloader import identity, loader_options, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
@@ -139,15 +139,15 @@ class RunLoader:
 
     ``position`` is the current position; ``seek`` sets that of the next iteration. An epoch that the
     loop left early is not continued: the next iteration begins the next epoch, also after a resume.
-    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch. ``epochs`` is
-    how many the training has, as far as is known.
+    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch and its share.
+    ``epochs`` is how many the training has, as far as is known.
     """
 
     data: Any
     config: LoaderConfig
     current_share: CurrentShare
     on_epoch_start: Callable[[], None]
-    on_batch: Callable[[], None] = lambda: None
+    on_batch: Callable[[Any, BatchShare], None] = lambda *_: None
     epochs: int = 1
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class RunLoader:
         if not self._source.on_device:
             read = prefetch_to_device(read, self.config.device)
         for number, (part, batch, ids) in enumerate(read):
-            self.on_batch()
+            self.on_batch(batch, part.share)
             if part.is_padding and not self.config.train:
                 continue
             if self.config.train:

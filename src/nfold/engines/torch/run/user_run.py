@@ -17,6 +17,7 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import (
     TrainingState,
@@ -40,9 +41,11 @@ from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
+from nfold.engines.torch.run.padding import PaddingValues, apply_padding
 from nfold.engines.torch.run.plan_switch import RunPlanSwitch
 from nfold.engines.torch.run.prepared_module import prepare_module
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
+from nfold.engines.torch.run.training_rate import TrainingRate
 from nfold.engines.torch.step.cuda_graph import use_fused_kernels
 from nfold.instrument.torch_private import collective_count
 
@@ -73,6 +76,7 @@ class UserRun:
         )
         self._is_captured = False
         self._automatic: AutomaticPlan | None = None
+        self._training_rate = TrainingRate(job.device)
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
@@ -192,6 +196,8 @@ class UserRun:
         augment: AugmentOption | None = None,
         epochs: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
+        pad_to: int | None = None,
+        padding: PaddingValues | None = None,
         **options: Any,
     ) -> RunLoader:
         """Return this rank's batches of ``data``, on its device; iterate once per epoch.
@@ -212,6 +218,9 @@ class UserRun:
             epochs: How often the script will iterate over the loader. The automatic plan may take
                 longer for a longer training.
             collate: Makes a batch of a list of samples.
+            pad_to: Pad integer tensors [n, length] of a batch to a multiple of this length.
+            padding: The padding values by name or position in a batch; None: not padded. Default: 0
+                for input_ids, attention_mask and token_type_ids, -100 for labels.
             **options: Further options of DataLoader.
 
         Raises:
@@ -226,18 +235,23 @@ class UserRun:
             "collate": collate,
         }
         data, settings = resolve_settings(data, arguments, options)
+        data, settings["collate"] = apply_padding(data, settings["collate"], pad_to, padding)
         settings["augment"] = build_augment(augment, self.plan, self.device)
         config = build_loader_config(settings, self.plan, self._job, train=train)
         if not train:
             return RunLoader(
-                data, config, self._current_share, self._begin_evaluation, self._report_evaluation
+                data,
+                config,
+                self._current_share,
+                self._begin_evaluation,
+                lambda *_: self._report_evaluation(),
             )
         loader = RunLoader(
             data,
             config,
             self._current_share,
             lambda: self._begin_training(loader),
-            self._report_training,
+            self._count_batch,
             epochs,
         )
         self._prepared.loaders.append(loader)
@@ -254,6 +268,7 @@ class UserRun:
 
     def _begin_training(self, loader: RunLoader) -> None:
         self._report_training()
+        self._training_rate.resume()
         self._bookkeeping.begin_epoch()
         if self._prepared.models:
             self._begin_plan(loader)
@@ -271,11 +286,16 @@ class UserRun:
         phase = Phase.FIRST_STEP if builds or not self.steps else Phase.STEPPING
         self._observer.beat(phase, self.steps)
 
+    def _count_batch(self, batch: Any, share: BatchShare) -> None:
+        self._report_training()
+        self._training_rate.count(batch, share)
+
     def _report_evaluation(self) -> None:
         self._observer.beat(Phase.EVALUATING, self.steps)
 
     def _begin_evaluation(self) -> None:
         self._report_evaluation()
+        self._training_rate.pause()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
         if self.world_size > 1:
@@ -320,6 +340,16 @@ class UserRun:
         """
         real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
+
+    def rate(self) -> dict[str, float]:
+        """Return ``samples_per_s`` and, if batches are tokens, ``tokens_per_s`` of all devices.
+
+        They are those of the training loops since the last call, without evaluations. Tokens are the
+        positions of ``input_ids``, or of integers [n, length] that a batch begins with, with padding;
+        sequences of other devices count as long as this device's. Empty if nothing was trained.
+        Waits for the device: do not call it in every step.
+        """
+        return self._training_rate.take()
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
         """Write the state of training into ``folder``; all ranks must call it.
