@@ -79,9 +79,11 @@ def from_timm(name: str) -> nn.Module:
 
 
 def gpt2() -> nn.Module:
+    """GPT-2 124M without dropout, as it is pretrained."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(use_cache=False))
+    none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(use_cache=False, **none))
 
 
 def bert() -> nn.Module:

@@ -25,6 +25,7 @@ from rounds import Pace, Window, measure, started
 from nfold.telemetry.machine_inspection import inspect_machine
 
 fleet.KINDS["own_model"] = Kind("own_model_arm.py", "one each")
+fleet.KINDS["jax_gpt2"] = Kind("own_model_jax.py", "one device")
 ARMS: dict[str, dict[str, str]] = {
     "ddp": {"loop": "ddp"},
     "ddp compiled": {"loop": "ddp", "compile": "1"},
@@ -75,6 +76,8 @@ def measure_models(
             warmup=asked.warmup,
         )
         specs = [Spec(f"{name} {arm}", "own_model", tuple(ARMS[arm].items())) for arm in asked.arms]
+        if asked.jax and name == "gpt2":
+            specs.append(Spec("gpt2 jax", "jax_gpt2", ()))
         arms[name] = [Arm(spec, work, asked.logs) for spec in specs]
     left = [arm for group in arms.values() for arm in group]
     try:
@@ -111,6 +114,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--window-seconds", type=float, default=1.0)
     parser.add_argument("--ready-seconds", type=float, default=240.0)
     parser.add_argument("--warmup", type=int, default=20)
+    parser.add_argument("--jax", action="store_true", help="an arm in JAX beside those of GPT-2")
     parser.add_argument("--one-by-one", action="store_true", help="start arms one after the other")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path)
