@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,12 +23,22 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(map_tensors(item, change) for item in value))
     if type(value) in (list, tuple):
         return type(value)(map_tensors(item, change) for item in value)
+    if type(value) is dict:
+        return {name: map_tensors(item, change) for name, item in value.items()}
     if isinstance(value, dict | UserDict):
-        own = copy.copy(value)
-        for name, item in value.items():
-            own[name] = map_tensors(item, change)
-        return own
+        return _with_items(value, [map_tensors(item, change) for item in value.values()])
     return value
+
+
+def _with_items(value: Any, items: Iterable[Any]) -> Any:
+    """Return a copy of a dictionary with other items, also where they are attributes."""
+    own = copy.copy(value)
+    attributes = getattr(own, "__dict__", {})
+    for (name, before), item in zip(value.items(), items, strict=True):
+        own[name] = item
+        if name in attributes and attributes[name] is before:
+            attributes[name] = item
+    return own
 
 
 def collect_tensors(value: Any) -> list[Tensor]:
@@ -47,7 +57,7 @@ def collect_tensors(value: Any) -> list[Tensor]:
 class TensorTree:
     """A nested value without its tensors; equal for values that differ only in their tensors.
 
-    ``kind`` is a type, or the keys of a dictionary. A leaf has no children: its kind is TENSOR, or a
+    ``kind`` is a type, or a DictionaryKind. A leaf has no children: its kind is TENSOR, or a
     ConstantLeaf.
     """
 
@@ -58,10 +68,19 @@ class TensorTree:
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
-        if isinstance(self.kind, tuple):
-            return dict(zip(self.kind, items, strict=True))
+        if isinstance(self.kind, DictionaryKind):
+            return _with_items(self.kind.empty, items)
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+
+@dataclass(frozen=True)
+class DictionaryKind:
+    """The class and the keys of a dictionary; ``empty`` is one with these keys and no values."""
+
+    kind: type
+    keys: tuple[Hashable, ...]
+    empty: Any = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -94,10 +113,9 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorTree(TENSOR)
-    if type(value) is dict:
-        return TensorTree(
-            tuple(value), tuple(_tensor_tree(item, tensors) for item in value.values())
-        )
+    if isinstance(value, dict | UserDict):
+        kind = DictionaryKind(type(value), tuple(value), _with_items(value, [None] * len(value)))
+        return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
     if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
         return TensorTree(
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)

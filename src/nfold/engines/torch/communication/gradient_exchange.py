@@ -230,30 +230,34 @@ class GradientExchange:
         self._overlaps = False
         self._pending: PendingBucket | None = None
         self.completed_backwards = 0
+        self.buckets: list[Bucket] = []
         self._locations: dict[nn.Parameter, tuple[int, int]] = {}
-        self._handles: list[RemovableHandle] = []
-        self._register_parameters()
+        self._add_buckets()
+        parameters = {parameter for group in self._groups for parameter in group}
+        self._handles = [
+            self._watch(p) for p in parameters if p.is_floating_point() or p.is_complex()
+        ]
 
-    def _register_parameters(self) -> None:
-        before = self._locations
-        groups = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
-        new = [p for group in groups for p in group if p not in before]
-        if before and not new:
-            return
-        self.buckets = [
-            Bucket(filled, self._payload_dtype)
-            for group in reversed(groups)
-            for filled in split_into_buckets(group, *self._sizes)
-        ]
-        self._locations = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
-        self._handles += [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for parameter in new
-        ]
+    def _watch(self, parameter: nn.Parameter) -> RemovableHandle:
+        # A frozen parameter refuses a hook, but keeps one.
+        is_trained, parameter.requires_grad = parameter.requires_grad, True
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            self._on_gradient
+        )
+        parameter.requires_grad_(is_trained)
+        return handle
+
+    def _add_buckets(self) -> None:
+        # Behind the others, which may hold gradients. Parameters that are frozen again keep their
+        # places, without a gradient: some scripts freeze a model for a part of every step.
+        for group in reversed(self._groups):
+            new = [p for p in group if p.requires_grad and p not in self._locations]
+            for filled in split_into_buckets(new, *self._sizes):
+                bucket = Bucket(filled, self._payload_dtype)
+                places = enumerate(bucket.parameters)
+                self._locations |= {p: (len(self.buckets), place) for place, p in places}
+                self.buckets.append(bucket)
+        self._frozen = [p for group in self._groups for p in group if p not in self._locations]
 
     @property
     def is_accumulating(self) -> bool:
@@ -272,14 +276,9 @@ class GradientExchange:
         self._running = False
 
     def begin_epoch(self) -> None:
-        """Discard an unfinished step and register parameters that were unfrozen since.
-
-        Frozen parameters stay registered, without a gradient: some scripts freeze a model for a
-        part of every step.
-        """
+        """Discard an unfinished step."""
         self.reset()
         self._accumulating = False
-        self._register_parameters()
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the last bucket overlap with the optimizer's update of the other parameters.
@@ -326,6 +325,8 @@ class GradientExchange:
             raise UsageError(
                 "a second backward before optimizer.step(); next: one backward per step"
             )
+        if any(parameter.requires_grad for parameter in self._frozen):
+            self._add_buckets()
         self._running = True
         queue_backward_callback(self._finish_backward)
 

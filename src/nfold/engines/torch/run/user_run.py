@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -51,6 +52,7 @@ from nfold.engines.torch.nested_tensors import map_tensors
 from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
+from nfold.engines.torch.run.closures import share_closures
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
@@ -66,35 +68,55 @@ def prepare_module(
 ) -> nn.Module:
     """Return the same module, moved to ``device`` and prepared for the complete ``plan``.
 
-    A prepared module is not changed. ``current_share`` is this rank's share of each step; without it
+    A prepared module only moves. ``current_share`` is this rank's share of each step; without it
     all ranks count the same.
     """
+    module.to(device)
     if isinstance(module, PreparedMarker):
         return module
-    module.to(device)
     if plan.layout == "channels_last":
         apply_layout(module, plan.layout)
     synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
+    if "forward" in vars(module):  # torch.compile(module), or a forward that the script replaced
+        module.forward = _prepared_forward(module.forward, plan, device)
     module.__class__ = _prepared_class(type(module), plan, device)
     return module
 
 
 def _prepared_class(original: type[nn.Module], plan: Plan, device: torch.device) -> type[nn.Module]:
-    inner: Callable[..., Any] = original.forward
+    prepared = _prepared_forward(original.forward, plan, device)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return prepared(self, *args, **kwargs)
+
+    return subclass_with_forward(original, PreparedMarker, forward)
+
+
+def _prepared_forward(
+    inner: Callable[..., Any], plan: Plan, device: torch.device
+) -> Callable[..., Any]:
     if "compiled" in (plan.step or ""):
         inner = torch.compile(inner)
     half = AUTOCAST.get(plan.precision or "fp32")
     memory = MEMORY_FORMATS["channels_last"] if plan.layout == "channels_last" else None
+    return partial(_compute, inner, device, half, memory)  # a deep copy has its own ``inner``
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = to_device((args, kwargs), device, memory)
-        if half is None:
-            return inner(self, *args, **kwargs)
-        with torch.autocast(device.type, dtype=half):
-            outputs = inner(self, *args, **kwargs)
-            return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
 
-    return subclass_with_forward(original, PreparedMarker, forward)
+def _compute(
+    inner: Callable[..., Any],
+    device: torch.device,
+    half: torch.dtype | None,
+    memory: torch.memory_format | None,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    args, kwargs = to_device((args, kwargs), device, memory)
+    if half is None:
+        return inner(*args, **kwargs)
+    with torch.autocast(device.type, dtype=half):
+        outputs = inner(*args, **kwargs)
+        return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
 
 
 P = ParamSpec("P")
@@ -179,27 +201,31 @@ class UserRun:
         return objects[0] if len(objects) == 1 else objects
 
     def _prepare_model(self, module: nn.Module) -> None:
-        if module in self._prepared.models:
-            return
         prepare_module(module, self.plan, self._job.device, self._current_share)
+        known = set(self._bookkeeping.parameters)
+        new = [parameter for parameter in module.parameters() if parameter not in known]
+        self._bookkeeping.parameters += new
         if self._job.world_size > 1:
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in (*new, *module.buffers()):
                 apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
-        if self._job.world_size > 1 or self.plan.accumulate > 1:
+        if new and self._exchanges:
             self._bookkeeping.exchanges.append(
                 GradientExchange(
-                    [module.parameters()],
+                    [new],
                     self._job.world_size,
                     self._current_share,
                     payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
                     bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
                 )
             )
-        self._prepared.models.append(module)
+        if module not in self._prepared.models:
+            self._prepared.models.append(module)
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
+        if self._exchanges:
+            share_closures(optimizer, self._current_share, self.device, self.world_size)
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if self._captures:
             make_capturable(optimizer, self.device)
@@ -214,6 +240,10 @@ class UserRun:
         if self.plan.accumulate > 1 or self._captures:
             intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
+
+    @property
+    def _exchanges(self) -> bool:
+        return self.world_size > 1 or self.plan.accumulate > 1
 
     @property
     def _captures(self) -> bool:
@@ -277,7 +307,7 @@ class UserRun:
     def _begin_training(self) -> None:
         self._report_training()
         self._bookkeeping.begin_epoch()
-        reasons = [missing_reason(self._prepared)]
+        reasons = [missing_reason(self._prepared, self._bookkeeping.parameters)]
         if self._evaluation_not_reduced():
             reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
         self._collectives_before_evaluation = None

@@ -89,6 +89,24 @@ def test_a_parameter_used_only_in_an_early_part_keeps_its_gradient() -> None:
     assert (early.grad.item(), both.grad.item()) == pytest.approx((0.5, 1.0))
 
 
+@pytest.mark.parametrize("first_part", [False, True])
+def test_a_parameter_that_is_unfrozen_during_a_step_is_exchanged(*, first_part: bool) -> None:
+    """Also if no other parameter gets a gradient."""
+    early, late, current_share = parameter(1), parameter(1), CurrentShare(1)
+    late.requires_grad_(False)
+    exchange = GradientExchange([[late, early]], 1, current_share)
+    current_share.set(part(1, last=False))
+    if first_part:
+        torch.autograd.backward((early + late).sum())
+    late.requires_grad_()
+    current_share.set(part(3, last=True))
+    torch.autograd.backward((late * 2).sum())
+    assert late.grad is not None
+    assert late.grad.item() == pytest.approx(2 * 3 / 4)
+    assert (early.grad is not None) == first_part
+    assert [bucket.parameters for bucket in exchange.buckets] == [(early,), (late,)]
+
+
 def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
     used, unused, current_share = parameter(1), parameter(1), CurrentShare(1)
     GradientExchange([[used, unused]], 1, current_share)
