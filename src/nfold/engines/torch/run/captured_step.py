@@ -19,6 +19,7 @@ from nfold.engines.torch.input.dataloader import to_device
 from nfold.engines.torch.nested_tensors import TensorTree, flatten_tensors
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.engines.torch.step.cuda_graph import (
+    MAX_CONSTANTS,
     CapturedFunction,
     CaptureFailed,
     CudaGraphRecorder,
@@ -27,6 +28,13 @@ from nfold.engines.torch.step.cuda_graph import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+NEVER_REPEATS = (
+    f"{MAX_CONSTANTS} calls all differed in an argument or in a setting of an optimizer; next: pass "
+    "tensors, in tuples, lists or dictionaries, and change no setting such as the momentum "
+    "(cycle_momentum=False) except the learning rate of SGD, Adam or AdamW"
+)
 
 
 class CapturedStep:
@@ -45,10 +53,13 @@ class CapturedStep:
         if self._captured is None:
             return self._function(*args, **kwargs)
         tensors, tree = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
+        if self._captured.constants_never_repeat:
+            self._give_up(NEVER_REPEATS)
+            return self._function(*args, **kwargs)
         try:
             return self._captured(tensors, tree, self._bookkeeping.captured_state())
         except CaptureFailed as failed:
-            self._give_up(failed)
+            self._give_up(self._describe_failure(failed))
             return self._function(*args, **kwargs)
 
     def close(self) -> None:
@@ -67,19 +78,19 @@ class CapturedStep:
             )
         return result
 
-    def _give_up(self, failed: CaptureFailed) -> None:
-        self.close()
-        self._bookkeeping.abandon_recording()
-        self._captured = None
-        name, line = _describe(self._function)
+    def _describe_failure(self, failed: CaptureFailed) -> str:
+        _, line = _describe(self._function)
         cause = failed.__cause__
         for frame in traceback.extract_tb(cause.__traceback__ if cause else None):
             if is_user_code(frame.filename):
                 line = f"{frame.filename}:{frame.lineno} ({frame.line})"
-        warnings.warn(
-            f"step {name} runs eagerly: {line} cannot be captured ({failed.reason})",
-            stacklevel=3,
-        )
+        return f"{line} cannot be captured ({failed.reason})"
+
+    def _give_up(self, reason: str) -> None:
+        self.close()
+        self._bookkeeping.abandon_recording()
+        self._captured = None
+        warnings.warn(f"step {_describe(self._function)[0]} runs eagerly: {reason}", stacklevel=3)
 
 
 def captured_step(function: Callable[P, R], bookkeeping: RunBookkeeping) -> Callable[P, R]:

@@ -198,6 +198,8 @@ def _driver() -> ctypes.CDLL:
 WARM_UP_CALLS = 3  # calls with a shape before it is recorded
 MAX_GRAPHS = 16  # a function with more shapes runs the others eagerly
 
+MAX_CONSTANTS = 64  # forms of calls without a graph after which none is expected
+
 Function = Callable[..., Any]
 Recording = Callable[[], AbstractContextManager[Callable[[], None]]]
 
@@ -314,7 +316,7 @@ class CapturedFunction:
     recording: Recording = lambda: nullcontext(lambda: None)
 
     def __post_init__(self) -> None:
-        self._calls: dict[Hashable, int] = {}
+        self._calls: dict[tuple[Hashable, ...], int] = {}
         self._replays: dict[Hashable, GraphReplay] = {}
 
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
@@ -327,6 +329,14 @@ class CapturedFunction:
         replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
         self._replays[key] = replay
         return replay(tensors)
+
+    @property
+    def constants_never_repeat(self) -> bool:
+        """Return whether nothing was recorded because every call had other constants."""
+        if self._replays or len(self._calls) < MAX_CONSTANTS:
+            return False
+        before, now = list(self._calls)[-2:]
+        return before[:-1] == now[:-1]
 
     def is_warm(self, tensors: Tensors, *constants: Hashable) -> bool:
         """Return whether the next call of this form is recorded."""
@@ -344,7 +354,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return copy
 
 
-def _graph_key(tensors: Tensors, constants: tuple[Hashable, ...]) -> Hashable:
+def _graph_key(tensors: Tensors, constants: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
     return (*(tensor_signature(tensor) for tensor in tensors), constants)
 
 

@@ -18,7 +18,7 @@ from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
-from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS, CaptureFailed
+from nfold.engines.torch.step.cuda_graph import MAX_CONSTANTS, WARM_UP_CALLS, CaptureFailed
 
 CPU = torch.device("cpu")
 
@@ -157,6 +157,34 @@ def test_what_cannot_be_captured_runs_and_reports_once_which_line() -> None:
         training.step(torch.ones(2))
     assert training.prepared.steps == WARM_UP_CALLS + 2
     assert torch.equal(training.weight.detach(), torch.full((2,), 1 - (WARM_UP_CALLS + 2) * 0.5))
+
+
+@pytest.mark.parametrize("changes", ["argument", "setting"])
+def test_a_step_whose_calls_never_repeat_runs_eagerly_with_one_warning(changes: str) -> None:
+    training = Training()
+
+    def call(number: int) -> None:
+        if changes == "setting":
+            training.optimizer.param_groups[0]["momentum"] = number / 1000
+        training.step(torch.ones(2), scale=1.0 + (changes == "argument") * number)
+
+    for number in range(MAX_CONSTANTS):
+        call(number)
+    with pytest.warns(UserWarning, match="64 calls all differed in an argument or in a setting"):
+        call(MAX_CONSTANTS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        call(MAX_CONSTANTS)
+    assert training.calls == MAX_CONSTANTS + 2
+
+
+def test_lengths_that_never_repeat_are_no_reason_to_stop_recording() -> None:
+    bookkeeping = Training().bookkeeping
+    step = CapturedStep(lambda values: values.sum(), bookkeeping, Notes([]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for length in range(1, MAX_CONSTANTS + 3):
+            step(torch.ones(length))
 
 
 def test_warning_names_a_user_line_below_a_folder_named_torch(tmp_path: Path) -> None:
