@@ -40,6 +40,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "two_optimizers": {"training": "two_optimizers"},
     "two_optimizers_in_parts": {"training": "two_optimizers", "plan": PARTS},
     "gan": {"training": "gan", "switch": True},
+    "gan_in_one_model": {"training": "gan", "switch": True, "joint": True},
     "gan_with_two_backwards": {"training": "gan", "switch": False},
     "schedules": {"training": "schedules", "epochs": 4},
     "rprop": {"training": "plain", "optimizer": "Rprop"},

@@ -6,6 +6,7 @@ name. ``--plain`` trains in plain PyTorch on one device.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -366,7 +367,7 @@ def two_optimizers(run: Any, case: Case) -> Training:
     body = sgd(groups)
     head = torch.optim.AdamW(model.head.parameters(), lr=0.01)
     schedules = [
-        lr_scheduler.OneCycleLR(body, max_lr=[0.05, 0.1], total_steps=20, cycle_momentum=False),
+        lr_scheduler.OneCycleLR(body, max_lr=[0.05, 0.1], total_steps=100, cycle_momentum=False),
         lr_scheduler.CosineAnnealingLR(head, T_max=20),
     ]
     model, head, body, *schedules = run.prepare(model, head, body, *schedules)
@@ -388,12 +389,13 @@ def two_optimizers(run: Any, case: Case) -> Training:
 
 @training
 def gan(run: Any, case: Case) -> Training:
-    """``switch``: the generator's backward passes a discriminator without gradients."""
+    """``switch``: the generator's backward passes a critic without gradients; ``joint``: in one model."""
     generator = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, FEATURES))
-    critic = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    critic = nn.Sequential(nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1, bias=False))
     first = torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.9))
     second = torch.optim.Adam(critic.parameters(), lr=0.01, betas=(0.5, 0.9))
-    generator, critic, first, second = run.prepare(generator, critic, first, second)
+    models = [nn.ModuleList([generator, critic])] if case.get("joint") else [generator, critic]
+    run.prepare(*models, first, second)
 
     def penalty(x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -403,7 +405,8 @@ def gan(run: Any, case: Case) -> Training:
 
     def step(batch: Batch) -> Tensor:
         real, generated = batch["x"], generator(batch["z"])
-        second.zero_grad()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
         critic_loss: Tensor = critic(generated.detach()).mean() - critic(real).mean()
         if case["switch"]:
             (critic_loss + penalty(real)).backward()  # type: ignore[no-untyped-call]
@@ -411,6 +414,7 @@ def gan(run: Any, case: Case) -> Training:
             critic_loss.backward()  # type: ignore[no-untyped-call]
             penalty(real).backward()  # type: ignore[no-untyped-call]
         second.step()
+        second.zero_grad()
         critic.requires_grad_(not case["switch"])
         loss = minimise(first, -critic(generated).mean())
         critic.requires_grad_(True)
@@ -524,7 +528,13 @@ def train(case: Case, run: Any) -> dict[str, Any]:
         workers=0,
     )
     resumed = run.resume(case["folder"]) if "folder" in case else None
-    step = run.step(one.step) if case.get("run_step") else one.step
+    calls = itertools.count()
+
+    def counted(batch: Batch) -> Tensor:
+        next(calls)
+        return one.step(batch)
+
+    step = run.step(counted) if case.get("run_step") else counted
     losses = []
     for _ in range(loader.position.epoch, case.get("epochs", EPOCHS)):
         one.before_epoch()
@@ -535,7 +545,12 @@ def train(case: Case, run: Any) -> dict[str, Any]:
                 run.checkpoint(case["folder"])
                 return {}
     parameters = [p.detach().flatten().cpu() for model in one.models for p in model.parameters()]
-    return {"losses": losses, "parameters": torch.cat(parameters).tolist(), "steps": run.steps}
+    return {
+        "losses": losses,
+        "parameters": torch.cat(parameters).tolist(),
+        "steps": run.steps,
+        "calls": next(calls),
+    }
 
 
 def run_case(case: Case, folder: Path, *, in_plain: bool) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class Bucket:
             self.flat if payload_dtype is None else torch.empty_like(self.flat, dtype=payload_dtype)
         )
         self.ready: set[int] = set()
-        self._used_flags = [True] * len(self.parameters)
+        self._has_gradient: tuple[bool, ...] = ()
+        self._used_flags: dict[tuple[bool, ...], list[bool]] = {}
 
     @property
     def is_full(self) -> bool:
@@ -75,6 +76,7 @@ class Bucket:
         already, and a weighted sum of equal values leaves it unchanged.
         """
         gradients = [_gradient(parameter) for parameter in self.parameters]
+        self._has_gradient = tuple(gradient is not None for gradient in gradients)
         if accumulate:
             self._add_in(gradients, 1.0 if weight is None else weight)
             return
@@ -131,13 +133,14 @@ class Bucket:
 
         ``check_unused``: a parameter was not used on this rank. If no rank used it, its gradient
         becomes None, so that the optimizer skips it as on one device. Reading this waits for the
-        device. A CUDA graph takes the last answer, since its replays repeat the same step.
+        device. A CUDA graph takes the last answer for the same gradients of this rank, since its
+        replays repeat the same step, which may have several backwards.
         """
         used = [True] * len(self.parameters)
         if check_unused:
             if not (self.flat.is_cuda and torch.cuda.is_current_stream_capturing()):
-                self._used_flags = (self._used != 0).tolist()
-            used = self._used_flags
+                self._used_flags[self._has_gradient] = (self._used != 0).tolist()
+            used = self._used_flags.get(self._has_gradient, used)
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = view if is_used else None
 
