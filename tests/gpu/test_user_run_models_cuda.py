@@ -83,7 +83,7 @@ CAPTURED = with_plan(
 PERHAPS_CAPTURED = with_plan(
     {
         name: {**EQUAL[name], "epochs": 8, "run_step": True}
-        for name in ("schedules", "checkpointed", "rprop", "lbfgs")
+        for name in ("schedules", "checkpointed", "rprop", "lbfgs", "unfrozen_in_a_new_group")
     },
     step="captured",
 )

@@ -19,7 +19,14 @@ WORLDS = (1, 2, 3)
 PARTS = {"accumulate": 2}
 LBFGS = {"training": "plain", "optimizer": "LBFGS", "closure": True, "batch": 37, "epochs": 4}
 WITHIN = {"lbfgs_search": 1e-3}  # rounding changes the length of its steps
-RESUMING: dict[str, Any] = {"training": "two_optimizers", "dropout": 0.3, "epochs": 3}
+TWO_OPTIMIZERS = {"training": "two_optimizers", "dropout": 0.3}
+RESUMED: dict[str, dict[str, Any]] = {
+    "dropout": {**TWO_OPTIMIZERS, "dataset": True},
+    "in_parts": {**TWO_OPTIMIZERS, "plan": PARTS},
+    "gan": {"training": "gan", "switch": True},
+    "tied": {"training": "tied"},
+    "schedules": {"training": "schedules"},
+}
 EQUAL: dict[str, dict[str, Any]] = {
     **{f"outputs_{name}": {"training": "several_inputs", "outputs": name} for name in OUTPUTS},
     "loss_in_tuple": {"training": "own_loss", "attribute": False},
@@ -31,6 +38,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "frozen_not_in_optimizer": {"training": "frozen", "only_trained": True},
     "unfrozen_in_epoch_2": {"training": "frozen", "unfreeze": "epoch", "epochs": 3},
     "unfrozen_in_step_2": {"training": "frozen", "unfreeze": 2},
+    "unfrozen_in_a_new_group": {"training": "frozen", "unfreeze": 2, "only_trained": True},
     "unfrozen_in_parts": {"training": "frozen", "unfreeze": 2, "plan": PARTS},
     "whole_model_unfrozen": {"training": "frozen", "unfreeze": 0, "whole": True},
     "compiled": {"training": "compiled", "method": False},
@@ -54,16 +62,22 @@ EQUAL: dict[str, dict[str, Any]] = {
 CASES: dict[str, dict[str, Any]] = {
     **EQUAL,
     "dropout": {"training": "dropout", "epochs": 8},
-    "uninterrupted": {**RESUMING, "dataset": True},
-    "stopped": {**RESUMING, "dataset": True, "folder": "checkpoints", "stop": 5},
-    "resumed": {**RESUMING, "dataset": True, "folder": "checkpoints", "stop": 5},
+    **{
+        f"{part}_{name}": {**case, "epochs": 3, **settings}
+        for name, case in RESUMED.items()
+        for part, settings in (
+            ("whole", {}),
+            ("stopped", {"folder": name, "stop": 5}),
+            ("resumed", {"folder": name, "stop": 5}),
+        )
+    },
     "reentrant_shared": {"training": "checkpointed", "reentrant": True, "shared": True},
     "lora_later": {"training": "lora", "late": "only"},
     "not_prepared": {"training": "not_prepared"},
     "lbfgs_in_parts": {**LBFGS, "plan": PARTS},
 }
 DIVERGING = ("lora_later", "not_prepared")
-ENDING_EARLY = ("stopped", "reentrant_shared", "lbfgs_in_parts")
+ENDING_EARLY = (*(f"stopped_{name}" for name in RESUMED), "reentrant_shared", "lbfgs_in_parts")
 Found = dict[int, list[dict[str, dict[str, Any]]]]
 
 
@@ -107,7 +121,7 @@ def test_every_rank_ends_with_the_same_weights(found: Found, case: str, world: i
 
 
 def test_dropout_on_one_device_draws_as_in_plain_pytorch(found: Found) -> None:
-    for case in ("dropout", "uninterrupted"):
+    for case in ("dropout", "whole_dropout"):
         expected = reference(case)
         assert found[1][0][case]["losses"] == pytest.approx(expected["losses"], abs=2e-5)
 
@@ -119,11 +133,15 @@ def test_the_loss_falls_with_dropout(found: Found, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_resumed_epoch_continues_as_without_the_interruption(found: Found, world: int) -> None:
-    """With two optimizers, their schedules, and dropout, after the first step of an epoch."""
+@pytest.mark.parametrize("case", RESUMED)
+def test_an_epoch_is_resumed_as_without_the_interruption(
+    found: Found, case: str, world: int
+) -> None:
     for rank in found[world]:
-        assert rank["resumed"]["losses"] == rank["uninterrupted"]["losses"][5:]
-        assert rank["resumed"]["parameters"] == rank["uninterrupted"]["parameters"]
+        resumed, whole = rank[f"resumed_{case}"], rank[f"whole_{case}"]
+        assert len(resumed["losses"]) == 7 * (2 if "plan" in RESUMED[case] else 1)
+        assert resumed["losses"] == whole["losses"][-len(resumed["losses"]) :]
+        assert resumed["parameters"] == whole["parameters"]
 
 
 @pytest.mark.parametrize("world", [2, 3])

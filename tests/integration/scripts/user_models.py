@@ -285,7 +285,10 @@ def tied_models(run: Any, case: Case) -> Training:
 
 @training
 def frozen(run: Any, case: Case) -> Training:
-    """``unfreeze``: None, ``epoch`` or the step before which the body becomes trainable."""
+    """``unfreeze``: None, ``epoch`` or the step before which the body becomes trainable.
+
+    ``only_trained``: the optimizer has no frozen parameters.
+    """
     model, when = Net(), case.get("unfreeze")
     part = model if case.get("whole") else model.body
     part.requires_grad_(False)
@@ -299,8 +302,10 @@ def frozen(run: Any, case: Case) -> Training:
             model.requires_grad_(True)
 
     def before_step() -> None:
-        if run.steps == when:
+        if run.steps == when and not model.body[0].weight.requires_grad:
             model.requires_grad_(True)
+            if case.get("only_trained"):
+                optimizer.add_param_group({"params": model.body.parameters()})
 
     def step(batch: Batch) -> Tensor:
         loss = functional.cross_entropy(model(batch["x"]), batch["y"])
@@ -441,7 +446,7 @@ def schedules(run: Any, case: Case) -> Training:
     def before_epoch() -> None:
         if found:
             by_epoch.step()
-            by_loss.step(sum(found) / len(found))
+            by_loss.step(found[-1])
 
     def step(batch: Batch) -> Tensor:
         loss = plain(batch)

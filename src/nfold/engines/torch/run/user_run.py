@@ -184,9 +184,14 @@ class UserRun:
             The same objects, in order: a single one by itself, several as a tuple.
 
         Raises:
-            UsageError: An object is of another type.
+            UsageError: An object is of another type, or uses several devices itself.
         """
         for one in objects:
+            if isinstance(one, nn.DataParallel | nn.parallel.DistributedDataParallel):
+                raise UsageError(
+                    f"a {type(one).__name__} cannot be prepared, because it uses several devices "
+                    "itself; next: run.prepare(model) of the model in it"
+                )
             if isinstance(one, nn.Module):
                 self._prepare_model(one)
             elif isinstance(one, Optimizer):

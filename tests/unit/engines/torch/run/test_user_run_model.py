@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from integration.scripts.user_models import ModelOutput
+from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer
 from nfold.engines.torch.run.job import Job
@@ -150,6 +151,11 @@ def test_prepare_returns_its_arguments_in_order(count: int) -> None:
     prepared = _run().prepare(*objects)
     returned = [prepared] if count == 1 else list(prepared)
     assert [id(one) for one in returned] == [id(one) for one in objects]
+
+
+def test_a_model_that_uses_several_devices_itself_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a DataParallel cannot be prepared.* of the model in it"):
+        _run().prepare(nn.DataParallel(Net()))
 
 
 def test_a_script_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:
