@@ -328,6 +328,11 @@ class GradientExchange:
             raise UsageError(
                 "a second backward before optimizer.step(); next: one backward per step"
             )
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "gradients of backward(create_graph=True) cannot be exchanged; next: "
+                "torch.autograd.grad(..., create_graph=True), and backward() of a loss of its result"
+            )
         if any(parameter.requires_grad for parameter in self._frozen):
             self._add_buckets()
         self._running = True

@@ -132,6 +132,14 @@ def test_a_sparse_gradient_is_refused() -> None:
         torch.autograd.backward(table(torch.tensor([1])).sum())
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_gradient_with_a_graph_is_refused() -> None:
+    weight = parameter(1)
+    GradientExchange([[weight]], 1, CurrentShare(1))
+    with pytest.raises(UsageError, match="create_graph=True"):
+        torch.autograd.backward(weight.square().sum(), create_graph=True)
+
+
 def test_a_removed_exchange_does_not_change_gradients() -> None:
     weight, current_share = parameter(1), CurrentShare(1)
     exchange = GradientExchange([[weight]], 1, current_share)
