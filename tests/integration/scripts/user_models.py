@@ -193,25 +193,28 @@ class SeveralInputs(nn.Module):
         self.embedding = nn.Embedding(TOKENS, WIDTH)
         self.net = Net()
 
-    def forward(self, x: Tensor, cache: Any, *, context: dict[str, list[Tensor]]) -> Any:
+    def forward(
+        self, x: Tensor, cache: Any, added: list[Tensor], *, context: dict[str, list[Tensor]]
+    ) -> Any:
         (tokens,) = context["tokens"]
+        added.append(self.net.head.weight.abs().mean())
         cache.hidden = torch.tanh(self.net.body(x) + self.embedding(tokens).mean(1))
         return OUTPUTS[self.outputs](self.net.head(cache.hidden), cache.hidden)
 
 
 @training
 def several_inputs(run: Any, case: Case) -> Training:
-    """An array, an object that the model changes, and a dictionary with a list."""
+    """An array, an object and a list that the model changes, and a dictionary with a list."""
     model = SeveralInputs(case["outputs"])
     model, optimizer = run.prepare(model, sgd(model.parameters()))
 
     def step(batch: Batch) -> Tensor:
-        cache = SimpleNamespace(hidden=None)
-        outputs = model(batch["x"], cache, context={"tokens": [batch["tokens"]]})
+        cache, added = SimpleNamespace(hidden=None), list[Tensor]()
+        outputs = model(batch["x"], cache, added, context={"tokens": [batch["tokens"]]})
         logits, hidden = READERS[case["outputs"]](outputs)
         assert cache.hidden is not None
         loss = functional.cross_entropy(logits, batch["y"]) + 0.1 * hidden.square().mean()
-        return minimise(optimizer, loss)
+        return minimise(optimizer, loss + sum(added))
 
     return Training([model], step)
 

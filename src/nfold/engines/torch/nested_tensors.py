@@ -13,21 +13,37 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with every tensor changed; other values are not copied."""
+    """Return the same structure with every tensor changed.
+
+    Values in which no tensor becomes another one are returned themselves: a function may add to a
+    list or a dictionary that its caller reads afterwards.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
         data, batch_sizes, *orders = value  # sizes stay on the host
         return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(item, change) for item in value)
-    if type(value) is dict:
-        return {name: map_tensors(item, change) for name, item in value.items()}
+    if type(value) in (list, tuple) or _is_named_tuple(value):
+        items = [map_tensors(item, change) for item in value]
+        if _are_same(items, value):
+            return value
+        return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
     if isinstance(value, dict | UserDict):
-        return _with_items(value, [map_tensors(item, change) for item in value.values()])
+        items = [map_tensors(item, change) for item in value.values()]
+        if _are_same(items, value.values()):
+            return value
+        if type(value) is dict:  # torch.compile knows no copy.copy
+            return dict(zip(value, items, strict=True))
+        return _with_items(value, items)
     return value
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _are_same(items: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(item is other for item, other in zip(items, others, strict=True))
 
 
 def _with_items(value: Any, items: Iterable[Any]) -> Any:
@@ -116,7 +132,7 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
     if isinstance(value, dict | UserDict):
         kind = DictionaryKind(type(value), tuple(value), _with_items(value, [None] * len(value)))
         return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
-    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if type(value) in (list, tuple) or _is_named_tuple(value):
         return TensorTree(
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
         )

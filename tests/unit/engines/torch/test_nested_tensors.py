@@ -106,6 +106,12 @@ def test_attributes_of_a_dictionary_are_its_changed_items(kind: Any) -> None:
     assert given.loss is given["loss"] is ONE
 
 
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_whose_tensors_stay_is_returned_itself(value: object) -> None:
+    assert map_tensors(value, lambda tensor: tensor) is value
+    assert map_tensors((value, [ONE]), lambda x: TWO if x is ONE else x)[1] == [TWO]
+
+
 def test_objects_of_other_classes_are_passed_unchanged() -> None:
     class Cache:
         def __init__(self) -> None:
