@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,12 +26,12 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
     if type(value) in (list, tuple) or _is_named_tuple(value):
         items = [map_tensors(item, change) for item in value]
-        if _are_same(items, value):
+        if all(map(operator.is_, items, value)):
             return value
         return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
     if isinstance(value, dict | UserDict):
         items = [map_tensors(item, change) for item in value.values()]
-        if _are_same(items, value.values()):
+        if all(map(operator.is_, items, value.values())):
             return value
         if type(value) is dict:  # torch.compile knows no copy.copy
             return dict(zip(value, items, strict=True))
@@ -40,10 +41,6 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 def _is_named_tuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
-
-
-def _are_same(items: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(item is other for item, other in zip(items, others, strict=True))
 
 
 def _with_items(value: Any, items: Iterable[Any]) -> Any:

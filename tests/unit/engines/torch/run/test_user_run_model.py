@@ -76,7 +76,7 @@ def test_a_model_that_the_user_compiled_computes_in_bf16(method: bool) -> None:
     module = Net()
     compiled: Any = module
     if method:
-        module.compile(backend="eager")
+        module.compile(backend="eager", fullgraph=True)
     else:
         compiled = torch.compile(module, backend="eager")
     assert prepare_module(compiled, plan(precision="bf16"), CPU) is compiled
