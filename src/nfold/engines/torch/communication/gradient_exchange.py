@@ -68,6 +68,12 @@ class Bucket:
     def is_full(self) -> bool:
         return len(self.ready) == len(self.parameters)
 
+    @property
+    def lacks_trained(self) -> bool:
+        """Return whether a parameter that is not frozen has no gradient of this backward."""
+        places = enumerate(self.parameters)
+        return any(p.requires_grad and place not in self.ready for place, p in places)
+
     def gather(self, weight: float | None, *, accumulate: bool) -> None:
         """Copy the gradients in, weighted; ``accumulate`` adds them to earlier micro-batches.
 
@@ -131,12 +137,13 @@ class Bucket:
     def assign_gradients(self, *, check_unused: bool) -> None:
         """Set every parameter's gradient to its part of the sum.
 
-        ``check_unused``: a parameter was not used on this rank. If no rank used it, its gradient
-        becomes None, so that the optimizer skips it as on one device. Reading this waits for the
-        device. A CUDA graph takes the last answer for the same gradients of this rank, since its
-        replays repeat the same step, which may have several backwards.
+        A frozen parameter without a gradient keeps none. ``check_unused``: another parameter was
+        not used on this rank. If no rank used it, its gradient becomes None too, so that the
+        optimizer skips it as on one device. Reading this waits for the device. A CUDA graph takes
+        the last answer for the same gradients of this rank, since its replays repeat the same step,
+        which may have several backwards.
         """
-        used = [True] * len(self.parameters)
+        used: Sequence[bool] = self._has_gradient
         if check_unused:
             if not (self.flat.is_cuda and torch.cuda.is_current_stream_capturing()):
                 self._used_flags[self._has_gradient] = (self._used != 0).tolist()
@@ -366,10 +373,11 @@ class GradientExchange:
             self._works.append(self._all_reduce(bucket.payload, op=how, async_op=True))
 
     def _finish_backward(self) -> None:
-        missing = [not bucket.is_full for bucket in self.buckets]
+        share = self._current_share.share
+        in_parts, last = share.micro_batches > 1, share.is_last
+        missing = [not b.is_full and (in_parts or b.lacks_trained) for b in self.buckets]
         while self._next < len(self.buckets):
             self._launch_bucket(self.buckets[self._next])
-        last = self._current_share.share.is_last
         if last:
             works = self._works or [None] * len(self.buckets)
             pending = [*map(PendingBucket, self.buckets, works, missing)]

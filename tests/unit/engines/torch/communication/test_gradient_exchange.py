@@ -12,6 +12,7 @@ from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.communication.gradient_exchange import (
     FIRST_BUCKET_BYTES,
+    Bucket,
     ExchangeWait,
     GradientExchange,
     split_into_buckets,
@@ -105,6 +106,31 @@ def test_a_parameter_that_is_unfrozen_during_a_step_is_exchanged(*, first_part: 
     assert late.grad.item() == pytest.approx(2 * 3 / 4)
     assert (early.grad is not None) == first_part
     assert [bucket.parameters for bucket in exchange.buckets] == [(early,), (late,)]
+
+
+def test_the_host_does_not_wait_to_find_gradients_of_frozen_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks: list[bool] = []
+    assign = Bucket.assign_gradients
+
+    def note(bucket: Bucket, *, check_unused: bool) -> None:
+        checks.append(check_unused)
+        assign(bucket, check_unused=check_unused)
+
+    monkeypatch.setattr(Bucket, "assign_gradients", note)
+    one, other = parameter(1), parameter(1)
+    GradientExchange([[one, other]], 1, CurrentShare(1))
+    for frozen in (False, True):
+        one.grad = other.grad = None
+        other.requires_grad_(not frozen)
+        torch.autograd.backward((one + other).sum())
+        assert one.grad is not None
+        assert (other.grad is None) == frozen
+    torch.autograd.backward(one.sum())
+    other.requires_grad_(True)
+    torch.autograd.backward(one.sum())
+    assert checks == [False, False, False, True]
 
 
 def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
