@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import operator
 import weakref
 from collections import UserDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,22 +15,44 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with every tensor changed; other values are not copied."""
+    """Return the same structure with every tensor changed.
+
+    Values in which no tensor becomes another one are returned themselves: a function may add to a
+    list or a dictionary that its caller reads afterwards.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
         data, batch_sizes, *orders = value  # sizes stay on the host
         return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(item, change) for item in value)
+    if type(value) in (list, tuple) or _is_named_tuple(value):
+        items = [map_tensors(item, change) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
     if isinstance(value, dict | UserDict):
-        own = copy.copy(value)
-        for name, item in value.items():
-            own[name] = map_tensors(item, change)
-        return own
+        items = [map_tensors(item, change) for item in value.values()]
+        if all(map(operator.is_, items, value.values())):
+            return value
+        if type(value) is dict:  # torch.compile knows no copy.copy
+            return dict(zip(value, items, strict=True))
+        return _with_items(value, items)
     return value
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _with_items(value: Any, items: Iterable[Any]) -> Any:
+    """Return a copy of a dictionary with other items, also where they are attributes."""
+    own = copy.copy(value)
+    attributes = getattr(own, "__dict__", {})
+    for (name, before), item in zip(value.items(), items, strict=True):
+        own[name] = item
+        if name in attributes and attributes[name] is before:
+            attributes[name] = item
+    return own
 
 
 def collect_tensors(value: Any) -> list[Tensor]:
@@ -60,24 +83,18 @@ class TensorTree:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
         if isinstance(self.kind, DictionaryKind):
-            return self.kind.fill(items)
+            return _with_items(self.kind.empty, items)
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 @dataclass(frozen=True)
 class DictionaryKind:
-    """The type and the keys of a dictionary, and a copy of it without values."""
+    """The class and the keys of a dictionary; ``empty`` is one with these keys and no values."""
 
-    type: type
-    keys: tuple[Any, ...]
+    kind: type
+    keys: tuple[Hashable, ...]
     empty: Any = field(compare=False)
-
-    def fill(self, items: list[Any]) -> Any:
-        own = copy.copy(self.empty)
-        for key, item in zip(self.keys, items, strict=True):
-            own[key] = item
-        return own
 
 
 class ConstantLeaf:
@@ -128,13 +145,10 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
         tensors.append(value)
         return TensorTree(TENSOR)
     if isinstance(value, dict | UserDict):
-        empty = copy.copy(value)
-        for key in value:
-            empty[key] = None
-        kind = DictionaryKind(type(value), tuple(value), empty)
+        kind = DictionaryKind(type(value), tuple(value), _with_items(value, [None] * len(value)))
         return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
-    is_named_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
-    if type(value) in (list, tuple) or (is_named_tuple and not isinstance(value, PackedSequence)):
+    is_sequence = type(value) in (list, tuple) or _is_named_tuple(value)
+    if is_sequence and not isinstance(value, PackedSequence):
         return TensorTree(
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
         )

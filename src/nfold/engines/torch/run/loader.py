@@ -240,7 +240,16 @@ class MapStyleReader:
         parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
         ids = [order[part.positions] for part in parts]
         self._sampler.batches = [each.tolist() for each in ids]
+        self._loader.generator = _worker_seeds(epoch)
         yield from zip(parts, self._loader, map(torch.from_numpy, ids), strict=True)
+
+
+def _worker_seeds(epoch: int) -> torch.Generator:
+    """Return a generator for the workers' seeds.
+
+    From the default one, a resumed epoch would draw them a second time before its dropout.
+    """
+    return torch.Generator().manual_seed((torch.initial_seed() + epoch) % 2**63)
 
 
 class _BatchListSampler(Sampler[list[int]]):
@@ -268,12 +277,12 @@ class IterableReader:
         self._config = config
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        del epoch
         batches = _IterableEpoch(self._start, self._config, skip)
         if not self._config.workers:
             yield from batches
             return
         options = loader_options(1, self._config.device.type, self._config.options)
+        options["generator"] = _worker_seeds(epoch)
         yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
 
 

@@ -93,7 +93,7 @@ class EagerReference:
         devices = [forward.device] if forward.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):
             self._first, second = (
-                sample_outputs(forward.compute_eagerly(module, args, kwargs)) for _ in range(2)
+                sample_outputs(forward.compute_eagerly(args, kwargs)) for _ in range(2)
             )
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -51,8 +52,8 @@ class PreparedForward:
             kwargs); a difference is a failure.
     """
 
-    def __init__(self, original: type[nn.Module], plan: Plan, device: torch.device) -> None:
-        self._implementations: dict[str, Callable[..., Any]] = {"eager": original.forward}
+    def __init__(self, forward: Callable[..., Any], plan: Plan, device: torch.device) -> None:
+        self._implementations: dict[str, Callable[..., Any]] = {"eager": forward}
         self._proven: set[str] = {"eager"}
         self.device = device
         self.precision = plan.precision or "fp32"
@@ -76,14 +77,12 @@ class PreparedForward:
 
     def _attempt(self, step: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if step in self._proven:
-            return self._compute(step, module, args, kwargs)
+            return self._compute(step, args, kwargs)
         reference = self.reference and self.reference(self, module, args, kwargs)
         try:
-            outputs = self._compute(step, module, args, kwargs)
+            outputs = self._compute(step, args, kwargs)
             reason = reference.describe_difference(outputs) if reference else None
-        except (
-            Exception
-        ) as error:  # of the compiler: the eager pass raises one of the module itself
+        except Exception as error:  # the eager pass raises an error of the module itself
             lines = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
         if reason is None:
@@ -96,20 +95,20 @@ class PreparedForward:
                 f"{type(module).__name__} runs eagerly: it cannot be compiled ({reason})",
                 stacklevel=5,
             )
-        return self._compute("eager", module, args, kwargs)
+        return self._compute("eager", args, kwargs)
 
-    def _compute(self, step: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _compute(self, step: str, args: Any, kwargs: Any) -> Any:
         if step not in self._implementations:
             self._implementations[step] = torch.compile(self._implementations["eager"])
         function = self._implementations[step]
         if self._half is None:
-            return function(module, *args, **kwargs)
+            return function(*args, **kwargs)
         with torch.autocast(self.device.type, dtype=self._half):
-            return function(module, *args, **kwargs)
+            return function(*args, **kwargs)
 
-    def compute_eagerly(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def compute_eagerly(self, args: Any, kwargs: Any) -> Any:
         """Return the outputs of the module's own forward, in the types that it computes in."""
-        return self._compute("eager", module, args, kwargs)
+        return self._compute("eager", args, kwargs)
 
     def _finish(self, outputs: Any) -> Any:
         """Return the outputs in fp32; what a model returns beside its loss is cast when it is read."""
@@ -132,25 +131,33 @@ def prepared_forward(module: nn.Module) -> PreparedForward:
     return module.prepared_forward
 
 
+def _run_forward(prepared: PreparedForward, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    return prepared.run(module, args, kwargs)
+
+
 def prepare_module(
     module: nn.Module, plan: Plan, device: torch.device, current_share: CurrentShare | None = None
 ) -> nn.Module:
     """Return the same module, moved to ``device`` and prepared for the complete ``plan``.
 
-    A prepared module is not changed. ``current_share`` is this rank's share of each step; without it
+    A prepared module only moves. ``current_share`` is this rank's share of each step; without it
     all ranks count the same.
     """
+    module.to(device)
     if isinstance(module, PreparedMarker):
         return module
-    module.to(device)
     if plan.layout == "channels_last":
         apply_layout(module, plan.layout)
     synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
     original = type(module)
-    prepared_forward = PreparedForward(original, plan, device)
+    if "forward" in vars(module):  # torch.compile(module), or a forward that the script replaced
+        prepared_forward = PreparedForward(module.forward, plan, device)
+        module.forward = partial(_run_forward, prepared_forward, module)
+    else:
+        prepared_forward = PreparedForward(original.forward, plan, device)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return prepared_forward.run(self, args, kwargs)
+        return prepared_forward.run(self, (self, *args), kwargs)
 
     prepared = subclass_with_forward(original, PreparedMarker, forward)
     prepared.prepared_forward = prepared_forward  # type: ignore[attr-defined]

@@ -39,6 +39,7 @@ from nfold.engines.torch.precision import LossScale, Precision
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
+from nfold.engines.torch.run.closures import share_closures
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
 from nfold.engines.torch.run.padding import PaddingValues, apply_padding
@@ -125,9 +126,14 @@ class UserRun:
             The same objects, in order: a single one by itself, several as a tuple.
 
         Raises:
-            UsageError: An object is of another type.
+            UsageError: An object is of another type, or uses several devices itself.
         """
         for one in objects:
+            if isinstance(one, nn.DataParallel | nn.parallel.DistributedDataParallel):
+                raise UsageError(
+                    f"a {type(one).__name__} cannot be prepared, because it uses several devices "
+                    "itself; next: run.prepare(model) of the model in it"
+                )
             if isinstance(one, nn.Module):
                 self._prepare_model(one)
             elif isinstance(one, Optimizer):
@@ -142,27 +148,31 @@ class UserRun:
         return objects[0] if len(objects) == 1 else objects
 
     def _prepare_model(self, module: nn.Module) -> None:
-        if module in self._prepared.models:
-            return
         prepare_module(module, self.plan, self._job.device, self._current_share)
+        known = set(self._bookkeeping.parameters)
+        new = [parameter for parameter in module.parameters() if parameter not in known]
+        self._bookkeeping.parameters += new
         if self._job.world_size > 1:
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in (*new, *module.buffers()):
                 apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
-        if self._job.world_size > 1 or self.plan.accumulate > 1:
+        if new and self._exchanges:
             self._bookkeeping.exchanges.append(
                 GradientExchange(
-                    [module.parameters()],
+                    [new],
                     self._job.world_size,
                     self._current_share,
                     payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
                     bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
                 )
             )
-        self._prepared.models.append(module)
+        if module not in self._prepared.models:
+            self._prepared.models.append(module)
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
+        if self._exchanges:
+            share_closures(optimizer, self._current_share, self.device, self.world_size)
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if self._is_automatic:
             use_fused_kernels(optimizer)
@@ -177,6 +187,10 @@ class UserRun:
         if self.plan.accumulate > 1 or self._may_capture:
             intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
+
+    @property
+    def _exchanges(self) -> bool:
+        return self.world_size > 1 or self.plan.accumulate > 1
 
     @property
     def _may_capture(self) -> bool:
@@ -272,7 +286,7 @@ class UserRun:
         self._bookkeeping.begin_epoch()
         if self._prepared.models:
             self._begin_plan(loader)
-        reasons = [missing_reason(self._prepared)]
+        reasons = [missing_reason(self._prepared, self._bookkeeping.parameters)]
         if self._evaluation_not_reduced():
             reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
         self._collectives_before_evaluation = None

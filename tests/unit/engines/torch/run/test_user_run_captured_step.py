@@ -128,6 +128,27 @@ def test_arguments_of_other_values_and_shares_have_graphs_of_their_own() -> None
     assert training.calls == 2 * (WARM_UP_CALLS + 1) + 1
 
 
+def test_tensors_in_any_dictionary_are_inputs_of_one_graph() -> None:
+    training = Training()
+    one: Any = lambda batch: training.one(batch["values"])  # noqa: E731
+    training.step = CapturedStep(one, training.bookkeeping, Notes([training.weight, training.rate]))
+    for call in range(6):
+        expected = float(training.weight.detach().sum())
+        training.step(UserDict(values=torch.ones(2)))
+        assert float(training.weight.detach().sum()) == expected - 2 * 0.5
+        assert training.calls == min(call + 1, WARM_UP_CALLS + 1)
+
+
+def test_a_parameter_that_is_unfrozen_within_an_epoch_is_recorded_again() -> None:
+    training = Training()
+    training.bookkeeping.parameters.append(training.weight)
+    training.weight.requires_grad_(False)
+    _times(WARM_UP_CALLS + 2, training.step)
+    training.weight.requires_grad_(True)
+    training.step(torch.ones(2))
+    assert training.calls == WARM_UP_CALLS + 2
+
+
 def test_a_setting_that_a_graph_holds_fast_is_recorded_again() -> None:
     training = Training()
     for _ in range(WARM_UP_CALLS + 2):
