@@ -38,7 +38,10 @@ class CapturedStep:
         self._function = function
         self._bookkeeping = bookkeeping
         self._captured: CapturedFunction | None = CapturedFunction(
-            self._call, recorder, recording=bookkeeping.recording
+            self._call,
+            recorder,
+            recording=bookkeeping.recording,
+            before_graph=bookkeeping.before_graph,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

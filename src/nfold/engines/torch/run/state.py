@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
-from nfold.engines.torch.communication.gradient_exchange import GradientExchange
+from nfold.engines.torch.communication.gradient_exchange import GradientExchange, StepGuard
 from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions
 
 PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
@@ -50,6 +50,7 @@ class RunBookkeeping:
 
     def __post_init__(self) -> None:
         self.exchanges: list[GradientExchange] = []
+        self.guard: StepGuard | None = None
         self._deferred: list[Change] | None = None
         self._backwards_at_step: dict[Optimizer, int] = {}
         self._warned = False
@@ -110,6 +111,11 @@ class RunBookkeeping:
             tuple(model.training for model in prepared.models),
             self._trained,
         )
+
+    def before_graph(self) -> None:
+        """Confirm a step whose last part a CUDA graph makes: a graph cannot be given up half-way."""
+        if self.guard is not None and self.current_share.share.is_last:
+            self.guard.confirm()
 
     def lr_versions(self) -> list[int]:
         return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]

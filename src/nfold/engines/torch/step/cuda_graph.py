@@ -304,14 +304,15 @@ class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
     There is one graph for every set of shapes and constants. ``recording`` yields a function that is
-    called after each replay. Call ``close`` before the process group
-    ends: a graph with a collective would block it.
+    called after each replay, ``before_graph`` is called before a recording or a replay. Call ``close``
+    before the process group ends: a graph with a collective would block it.
     """
 
     function: Function
     recorder: GraphRecorder
     warm_up: int = WARM_UP_CALLS
     recording: Recording = lambda: nullcontext(lambda: None)
+    before_graph: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._calls: dict[Hashable, int] = {}
@@ -320,10 +321,12 @@ class CapturedFunction:
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         key = _graph_key(tensors, constants)
         if replay := self._replays.get(key):
+            self.before_graph()
             return replay(tensors)
         calls = self._calls[key] = self._calls.get(key, 0) + 1
         if calls <= self.warm_up or len(self._replays) >= MAX_GRAPHS:
             return self.recorder.run_on_capture_stream(lambda: self.function(*tensors, *constants))
+        self.before_graph()
         replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
         self._replays[key] = replay
         return replay(tensors)
