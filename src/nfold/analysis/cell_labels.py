@@ -15,7 +15,7 @@ from nfold.core.plan import Plan
 CELL_AXES = (
     *("workload", "framework", "device", "precision", "layout"),
     *("input", "decode", "cache", "bad_images", "augment"),
-    *("step", "kernels", "steps_per_execution", "allocation"),
+    *("step", "kernels", "steps_per_execution", "allocation", "memory", "optimizer_state"),
     *("epochs", "steps", "warmup_steps", "seed", "batch", "accumulate"),
     *("devices", "strategy", "exchange", "batch_norm", "workers", "cores_per_device"),
 )
@@ -25,6 +25,7 @@ AXIS_NAMES = {
     "batch_norm": "batch norm",
     "bad_images": "bad images",
     "steps_per_execution": "steps per execution",
+    "optimizer_state": "optimizer state",
     "device": "device type",
     "cores_per_device": "cores per device",
     "workers": "loader workers",
@@ -36,7 +37,7 @@ DEVICE_DEPENDENT_AXES = ("strategy", "workers", "cores_per_device")
 
 AXES_HIDDEN_AT_DEFAULT = (
     *("kernels", "exchange", "batch_norm", "accumulate"),
-    *("steps_per_execution", "allocation", "cache", "bad_images"),
+    *("steps_per_execution", "allocation", "cache", "bad_images", "memory", "optimizer_state"),
 )
 
 SELF_EXPLANATORY_AXES = ("framework", "layout", "precision", "input", "augment", "step", "device")

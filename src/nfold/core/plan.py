@@ -30,6 +30,8 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "exchange": ("fp32", "bf16"),
     "batch_norm": ("device", "synchronised"),
     "allocation": ("default", "growth"),
+    "memory": ("fixed", "fit"),
+    "optimizer_state": ("whole", "sharded"),
 }  # a framework refuses those that it does not support, with a reason
 
 MINIMUM_VALUES: dict[str, int] = {
@@ -90,6 +92,8 @@ class Plan:
         batch_norm: over the samples of each device, or ``synchronised`` over all devices.
         steps_per_execution: steps per call.
         allocation: ``growth`` allocates memory of a GPU as needed.
+        memory: ``fit`` chooses the micro-batches of a script; ``fixed`` takes ``accumulate``.
+        optimizer_state: ``sharded`` keeps each parameter's optimizer state on one rank only.
         steps, epochs: length, one of them; ``steps`` are timed steps after ``warmup_steps``.
     """
 
@@ -114,6 +118,8 @@ class Plan:
     batch_norm: str = "device"
     steps_per_execution: int = 1
     allocation: str = "default"
+    memory: str = "fixed"
+    optimizer_state: str = "whole"
     seed: int = 0
     steps: int | None = None
     epochs: int | None = None

@@ -32,6 +32,9 @@ def shared_rules(plan: Plan) -> Rules:
         "the global batch is smaller than the number of devices; next: a larger --batch": (
             (plan.batch or 0) < (plan.devices or 1)
         ),
+        "memory and optimizer_state apply only to a script with nfold.Run; next: omit them": (
+            plan.memory != "fixed" or plan.optimizer_state != "whole"
+        ),
     }
 
 

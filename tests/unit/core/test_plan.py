@@ -280,4 +280,6 @@ def test_few_fields_have_a_value_from_the_start() -> None:
     set_from_the_start = {f.name for f in fields(Plan) if f.default is not None}
     free = {"framework", "seed", "accumulate", "exchange", "kernels", "batch_norm"}
     images = {"cache", "bad_images"}
-    assert set_from_the_start == free | images | {"steps_per_execution", "allocation"}
+    assert set_from_the_start == free | images | {
+        *("steps_per_execution", "allocation", "memory", "optimizer_state"),
+    }

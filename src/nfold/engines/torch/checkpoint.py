@@ -40,10 +40,12 @@ from nfold.engines.checkpoint_folder import (
     write_metadata,
 )
 from nfold.engines.torch.communication.data_parallel import barrier
+from nfold.engines.torch.communication.sharded_optimizer import ShardedOptimizer
 from nfold.engines.torch.step.cuda_graph import make_capturable
 
 FORMAT = 2  # nfold 0.1 wrote format 1 in nfold.Run, and one without progress in ``nfold train``
 SCALER_PART = "scaler"
+SHARDS = "optimizer_shards"  # of a rank, and the names of the optimizers that have them
 KEPT_CHECKPOINTS = 2  # the older one is used if the newest is damaged
 SEPARATOR = "/"
 
@@ -167,6 +169,7 @@ class Stateful(Protocol):
 class TrainingState:
     """The objects that change during training, in order, and the optimizer steps so far.
 
+    ``sharded``: the optimizers whose state is divided over the ranks, which save and load it.
     ``capture_device``: the optimizers step inside CUDA graphs on it. The loss scale is optional in
     a checkpoint: another precision can resume from it.
     """
@@ -177,12 +180,13 @@ class TrainingState:
     loaders: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
     capture_device: torch.device | None = None
+    sharded: dict[Optimizer, ShardedOptimizer] = field(default_factory=dict)
     steps: int = 0
 
     def parts(self) -> dict[str, Stateful]:
         kinds: dict[str, Sequence[Stateful]] = {
             "model": self.models,
-            "optimizer": self.optimizers,
+            "optimizer": [self.sharded.get(one, one) for one in self.optimizers],
             "scheduler": self.schedulers,
             "loader": self.loaders,
         }
@@ -206,21 +210,27 @@ def save_checkpoint(
 ) -> Path:
     """Write ``state`` into ``folder``, which all ranks can read; all ranks must call it.
 
-    Rank 0 writes the parts of the state and ``extra`` values; every rank its random state and its
-    ``own`` values, so that training resumes exactly.
+    Rank 0 writes the parts of the state and ``extra`` values; every rank its random state, its
+    ``own`` values and its part of sharded optimizer states, so that training resumes exactly.
     """
+    parts = state.parts()
+    sharded = {name: part for name, part in parts.items() if isinstance(part, ShardedOptimizer)}
     final = folder / f"step-{state.steps}"
     staging = folder / f".{final.name}.new"
     if rank == 0:
         begin_checkpoint(staging)
     barrier(world_size)
-    write_part(staging, f"rank-{rank}", {"random": get_random_state(), **(own or {})})
+    values = {"random": get_random_state(), **(own or {})}
+    if rank and sharded:
+        values[SHARDS] = {name: part.state_dict()["state"] for name, part in sharded.items()}
+    write_part(staging, f"rank-{rank}", values)
     if rank == 0:
-        parts = state.parts() | ({} if state.scaler is None else {SCALER_PART: state.scaler})
+        parts |= {} if state.scaler is None else {SCALER_PART: state.scaler}
         for name, part in parts.items():
             write_part(staging, name, part.state_dict())
         numbers = {"format": FORMAT, "steps": state.steps, "ranks": world_size}
-        write_part(staging, PROGRESS_PART, {**numbers, "parts": list(parts), "extra": extra or {}})
+        names = {SHARDS: list(sharded), "parts": list(parts)}
+        write_part(staging, PROGRESS_PART, {**numbers, **names, "extra": extra or {}})
         if metadata is not None:
             write_metadata(staging, metadata)
     barrier(world_size)
@@ -284,7 +294,11 @@ class SavedCheckpoint:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self, part: str) -> Any:
-        return self.values[part] if part in self.values else read_part(self.folder, part)
+        value = self.values[part] if part in self.values else read_part(self.folder, part)
+        if part in self.progress.get(SHARDS, ()):
+            for rank in range(1, self.progress["ranks"]):
+                value["state"] |= read_part(self.folder, f"rank-{rank}")[SHARDS][part]
+        return value
 
 
 def open_checkpoint(folder: Path) -> SavedCheckpoint:

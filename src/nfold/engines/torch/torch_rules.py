@@ -43,6 +43,10 @@ def script_rules(plan: Plan, ranks: int) -> Rules:
         "run.loader(augment=...) runs on the device; next: augment in the data set": (
             plan.augment == "cpu"
         ),
+        "memory 'fit' divides the samples of one device, synchronised batch norm those of all; "
+        "next: accumulate=2 in place of memory": (
+            plan.memory == "fit" and plan.batch_norm == "synchronised" and ranks > 1
+        ),
         **torch_rules(plan),
         **precision_rules(plan),
     }

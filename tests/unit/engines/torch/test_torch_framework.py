@@ -30,6 +30,8 @@ def test_resident_images_are_not_augmented_on_the_cpu(input_: str, augment: str 
     [
         ({"accumulate": 2}, None),
         ({"accumulate": 2, "strategy": "nfold", "batch_norm": "synchronised"}, None),
+        ({"memory": "fit"}, "only to a script with nfold.Run"),
+        ({"optimizer_state": "sharded"}, "only to a script with nfold.Run"),
         ({"strategy": "ddp", "exchange": "bf16"}, "--strategy nfold"),
         ({"strategy": "nfold", "exchange": "bf16"}, None),
         ({"strategy": "dp", "exchange": "bf16"}, "no exchange to compress"),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -171,7 +171,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor | None:
 
 
 def _same_memory(view: Tensor, gradient: Tensor) -> bool:
-    return view.data_ptr() == gradient.data_ptr()
+    return view.numel() > 0 and view.data_ptr() == gradient.data_ptr()
 
 
 def _has_layout_of(gradient: Tensor, view: Tensor) -> bool:
@@ -200,6 +200,19 @@ class PendingBucket:
         self.bucket.assign_gradients(check_unused=self.check_unused)
 
 
+class StepGuard(Protocol):
+    """Lets all ranks give up a step together after an error on one of them.
+
+    ``holds_exchange``: no bucket is sent before the end of backward.
+    """
+
+    @property
+    def holds_exchange(self) -> bool: ...
+
+    def confirm(self) -> None:
+        """Wait until all ranks have computed their gradients; raise if one of them failed."""
+
+
 class GradientExchange:
     """Sums gradients over all ranks during backward, weighted by ``current_share``.
 
@@ -213,6 +226,7 @@ class GradientExchange:
         payload_dtype: Type that gradients are sent in; None for their own.
         single_bucket: All gradients of a group arrive at once: no small first bucket.
         all_reduce: Replaces ``dist.all_reduce`` in experiments.
+        guard: Confirms every exchange at the end of its backward.
     """
 
     def __init__(
@@ -225,15 +239,17 @@ class GradientExchange:
         bucket_bytes: int = BUCKET_BYTES,
         single_bucket: bool = False,
         all_reduce: Callable[..., Any] = dist.all_reduce,
+        guard: StepGuard | None = None,
     ) -> None:
         self._all_reduce = all_reduce
+        self._guard = guard
         self._world_size = world_size
         self._current_share = current_share
         self._groups = [list(group) for group in groups]
         self._payload_dtype = payload_dtype
         first = bucket_bytes if single_bucket else min(FIRST_BUCKET_BYTES, bucket_bytes)
         self._sizes = bucket_bytes, first
-        self._next = 0
+        self._next = self._sent = 0
         self._running = False
         self._accumulating = False
         self._works: list[Any] = []
@@ -282,8 +298,27 @@ class GradientExchange:
         for bucket in self.buckets:
             bucket.ready.clear()
         self._works.clear()
-        self._next = 0
+        self._next = self._sent = 0
         self._running = False
+
+    @property
+    def has_sent(self) -> bool:
+        """Return whether a bucket of the current backward was sent."""
+        return self._sent > 0
+
+    def abandon(self, *, send_rest: bool) -> None:
+        """Discard the current step and its gradients.
+
+        ``send_rest``: a rank has sent buckets; all ranks send the others, so that none waits.
+        """
+        if send_rest:
+            self._send_rest()
+            for work in self._works:
+                work.wait()
+        for bucket in self.buckets:
+            bucket.clear_gradients()
+        self.reset()
+        self._accumulating = False
 
     def begin_epoch(self) -> None:
         """Discard an unfinished step."""
@@ -353,25 +388,32 @@ class GradientExchange:
                 "a gradient of the last step was not cleared, or a micro-batch had a second "
                 "backward; next: optimizer.zero_grad() after optimizer.step(), one backward each"
             )
-        average = (
-            share.micro_batches == 1
+        weight = None if self._averages(bucket) or share.weight == 1 else share.weight
+        bucket.gather(weight, accumulate=self._accumulating)
+        if not share.is_last:
+            bucket.clear_gradients()
+        elif self._guard is None or not self._guard.holds_exchange:
+            self._send(bucket)
+
+    def _averages(self, bucket: Bucket) -> bool:
+        return (
+            self._current_share.share.micro_batches == 1
             and self._current_share.is_even(self._world_size)
             and self._world_size > 1
             and bucket.flat.is_cuda
         )
-        whole = average or share.weight == 1
-        bucket.gather(None if whole else share.weight, accumulate=self._accumulating)
-        if share.is_last:
-            self._send(bucket, average)
-        else:
-            bucket.clear_gradients()
 
-    def _send(self, bucket: Bucket, average: bool) -> None:
+    def _send(self, bucket: Bucket) -> None:
         if bucket.payload is not bucket.flat:
             bucket.payload.copy_(bucket.flat)
         if self._world_size > 1:
-            how = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+            how = dist.ReduceOp.AVG if self._averages(bucket) else dist.ReduceOp.SUM
             self._works.append(self._all_reduce(bucket.payload, op=how, async_op=True))
+        self._sent += 1
+
+    def _send_rest(self) -> None:
+        for bucket in self.buckets[self._sent :]:
+            self._send(bucket)
 
     def _finish_backward(self) -> None:
         share = self._current_share.share
@@ -380,6 +422,9 @@ class GradientExchange:
         while self._next < len(self.buckets):
             self._launch_bucket(self.buckets[self._next])
         if last:
+            if self._guard is not None:
+                self._guard.confirm()
+            self._send_rest()
             works = self._works or [None] * len(self.buckets)
             pending = [*map(PendingBucket, self.buckets, works, missing)]
             if self._overlaps:

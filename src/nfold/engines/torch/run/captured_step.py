@@ -43,7 +43,11 @@ class CapturedStep:
         self._recorder = recorder
         self._lacks_memory = False
         self._captured: CapturedFunction | None = CapturedFunction(
-            self._call, recorder, recording=bookkeeping.recording, on_eager=self._report_eager
+            self._call,
+            recorder,
+            recording=bookkeeping.recording,
+            before_graph=bookkeeping.before_graph,
+            on_eager=self._report_eager,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

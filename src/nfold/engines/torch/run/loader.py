@@ -108,7 +108,7 @@ def build_loader_config(
         batch=settings["batch_size"],
         rank=job.rank,
         ranks=job.world_size,
-        micro_batches=plan.accumulate if train else 1,
+        micro_batches=plan.accumulate if train and plan.memory == "fixed" else 1,
         drop_last=bool(settings["drop_last"]),
     )
     return LoaderConfig(

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
-from nfold.engines.torch.communication.gradient_exchange import GradientExchange
+from nfold.engines.torch.communication.gradient_exchange import GradientExchange, StepGuard
 from nfold.engines.torch.run.prepared_module import prepared_forward
 from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
 
@@ -60,6 +60,7 @@ class RunBookkeeping:
     def __post_init__(self) -> None:
         self.exchanges: list[GradientExchange] = []
         self.parameters: list[nn.Parameter] = []
+        self.guard: StepGuard | None = None
         self._deferred: list[Change] | None = None
         self._backwards_at_step: dict[Optimizer, int] = {}
         self._warned = False
@@ -120,6 +121,11 @@ class RunBookkeeping:
             tuple(parameter.requires_grad for parameter in self.parameters),
             self.model_steps(),
         )
+
+    def before_graph(self) -> None:
+        """Confirm a step whose last part a CUDA graph makes: a graph cannot be given up half-way."""
+        if self.guard is not None and self.current_share.share.is_last:
+            self.guard.confirm()
 
     def model_steps(self) -> tuple[str, ...]:
         return tuple(prepared_forward(model).step for model in self.prepared.models)

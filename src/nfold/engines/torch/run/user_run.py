@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,12 +35,22 @@ from nfold.engines.torch.communication.data_parallel import (
     weighted_mean,
 )
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
+from nfold.engines.torch.communication.sharded_optimizer import (
+    ShardedOptimizer,
+    require_separate_updates,
+)
 from nfold.engines.torch.lr_schedule import intercept_steps
 from nfold.engines.torch.precision import LossScale, Precision
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
 from nfold.engines.torch.run.closures import share_closures
+from nfold.engines.torch.run.fitted_step import (
+    FitGuard,
+    FittedStep,
+    advise_on_out_of_memory,
+    require_step,
+)
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
 from nfold.engines.torch.run.padding import PaddingValues, apply_padding
@@ -78,6 +89,10 @@ class UserRun:
         self._is_captured = False
         self._automatic: AutomaticPlan | None = None
         self._training_rate = TrainingRate(job.device)
+        if self._fits:
+            self._bookkeeping.guard = FitGuard(self._bookkeeping.exchanges, job.world_size)
+        self._fitted_steps: list[FittedStep] = []
+        advise_on_out_of_memory()
         self._resumed: set[Path] = set()
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
@@ -163,6 +178,7 @@ class UserRun:
                     self._current_share,
                     payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
                     bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
+                    guard=self._bookkeeping.guard,
                 )
             )
         if module not in self._prepared.models:
@@ -176,6 +192,11 @@ class UserRun:
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if self._is_automatic:
             use_fused_kernels(optimizer)
+        if self.plan.optimizer_state == "sharded":
+            require_separate_updates(optimizer)
+            if self.world_size > 1:
+                sharded = ShardedOptimizer(optimizer, self.rank, self.world_size)
+                self._prepared.sharded[optimizer] = sharded
         if self._scale is not None:
             self._scale.require_scaled_backward(optimizer)
         self._prepared.optimizers.append(optimizer)
@@ -184,19 +205,23 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        if self.plan.accumulate > 1 or self._may_capture:
+        if self.plan.accumulate > 1 or self._may_capture or self._fits:
             intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
 
     @property
     def _exchanges(self) -> bool:
-        return self.world_size > 1 or self.plan.accumulate > 1
+        return self.world_size > 1 or self.plan.accumulate > 1 or self._fits
 
     @property
     def _may_capture(self) -> bool:
         """Return whether a decorated step is captured: requested, or chosen because it can be."""
         requested = "captured" in (self.plan.step or "")
         return (requested or self.plan.step is None) and self.device.type == "cuda"
+
+    @property
+    def _fits(self) -> bool:
+        return self.plan.memory == "fit"
 
     def loader(
         self,
@@ -281,6 +306,8 @@ class UserRun:
         self._automatic.on_epoch(loader.steps_left)
 
     def _begin_training(self, loader: RunLoader) -> None:
+        if self._fits:
+            require_step(self._fitted_steps)
         self._report_training()
         self._training_rate.resume()
         self._bookkeeping.begin_epoch()
@@ -322,6 +349,7 @@ class UserRun:
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Mark the function that makes one optimizer step, so that the plan may capture it.
 
+        With memory ``fit`` it is called once per micro-batch, and again after running out of memory.
         With step ``captured`` a CUDA graph replays its kernels without its Python: only its return
         value leaves it. If it cannot be captured (on a CPU, or because a line waits for the device),
         it runs eagerly with one warning.
@@ -329,10 +357,23 @@ class UserRun:
         if self._may_capture:
             self._is_captured = True
             self._prepared.capture_device = self.device
-            return captured_step(function, self._bookkeeping)
-        if "captured" in (self.plan.step or ""):
-            warn_needs_gpu(function)
-        return function
+            own = captured_step(function, self._bookkeeping)
+        else:
+            own = function
+            if "captured" in (self.plan.step or ""):
+                warn_needs_gpu(function)
+        if not self._fits:
+            return own
+        fitted = FittedStep(own, self._bookkeeping, self.plan)
+        self._fitted_steps.append(fitted)
+        return wraps(function)(fitted)
+
+    def _refuse_in_step(self, name: str) -> None:
+        if any(step.is_running for step in self._fitted_steps):
+            raise UsageError(
+                f'{name} in a function of @run.step waits for ranks that may repeat it (memory "fit")'
+                "; next: return the value, and call it after the function"
+            )
 
     def backward(self, loss: Tensor) -> None:
         """Call ``loss.backward()``; precision fp16 needs this method, which scales the loss."""
@@ -344,6 +385,7 @@ class UserRun:
 
     def sum(self, value: Any) -> Any:
         """Return the sum over all ranks: of a number, a number; of a tensor, a tensor."""
+        self._refuse_in_step("run.sum")
         return sum_over_ranks(value, self.device, self.world_size)
 
     def mean(self, value: Any, count: int | None = None) -> float:
@@ -352,6 +394,7 @@ class UserRun:
         By default every rank counts 1. In a training loop pass ``count=len(labels)``: it becomes 0
         on a rank that computes a padding sample.
         """
+        self._refuse_in_step("run.mean")
         real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
 
@@ -379,6 +422,7 @@ class UserRun:
         Raises:
             UsageError: The folder holds checkpoints of another run, or a value cannot be saved.
         """
+        self._refuse_in_step("run.checkpoint")
         path = Path(folder).resolve()
         if path not in self._resumed and newest_checkpoint(path) is not None:
             raise UsageError(

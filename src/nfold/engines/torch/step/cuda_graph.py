@@ -314,8 +314,9 @@ class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
     There is one graph for every form, a set of shapes and constants, at most ``max_graphs``.
-    ``recording`` yields a function that is called after each replay. ``on_eager`` is called once when
-    there is no room for a further graph, and once when MANY_FORMS have no graph. Call ``close``
+    ``recording`` yields a function that is called after each replay, ``before_graph`` is called before
+    a recording or a replay. ``on_eager`` is called once when there is no room for a further graph, and
+    once when MANY_FORMS have no graph. Call ``close``
     before the process group ends: a graph with a collective would block it.
     """
 
@@ -324,6 +325,7 @@ class CapturedFunction:
     warm_up: int = WARM_UP_CALLS
     recording: Recording = lambda: nullcontext(lambda: None)
     on_eager: Callable[[], None] = lambda: None
+    before_graph: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._calls: dict[Hashable, int] = {}
@@ -335,10 +337,12 @@ class CapturedFunction:
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         key = _graph_key(tensors, constants)
         if replay := self._replays.get(key):
+            self.before_graph()
             return replay(tensors)
         calls = self._count_call(key)
         if calls <= self.warm_up or self._has_no_room():
             return self.recorder.run_on_capture_stream(lambda: self.function(*tensors, *constants))
+        self.before_graph()
         replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
         self._replays[key] = replay
         return replay(tensors)
