@@ -63,14 +63,15 @@ CAPTURED_NAMES = (
     *("tied", "tied_models", "frozen", "lora", "two_optimizers", "closure", "unfrozen_in_parts"),
     *("gan", "gan_in_one_model", "gan_with_two_backwards"),
 )
-UNFREEZING = {"training": "frozen", "unfreeze": 4 * STEPS_PER_EPOCH + 2}
+WITHIN_EPOCH = 4 * STEPS_PER_EPOCH + 2
 # Whole batches are recorded in the first epoch, the last batches of epochs in the fourth.
 CAPTURED = with_plan(
     {
         name: {**case, "run_step": True}
         for name, case in {
             **{name: {**EQUAL[name], "epochs": 8} for name in CAPTURED_NAMES},
-            "unfrozen_in_epoch": {**UNFREEZING, "epochs": 10},
+            "unfrozen_in_epoch": {"training": "frozen", "unfreeze": WITHIN_EPOCH, "epochs": 10},
+            "frozen_in_epoch": {"training": "frozen", "freeze": WITHIN_EPOCH, "epochs": 10},
             "dropout": {**DROPOUT, "epochs": 16},
             "uninterrupted": RESUMING,
             "stopped": {**RESUMING, "folder": "checkpoints", "stop": 9},

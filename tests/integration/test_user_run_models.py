@@ -36,6 +36,8 @@ EQUAL: dict[str, dict[str, Any]] = {
     "tied_models": {"training": "tied_models"},
     "frozen": {"training": "frozen"},
     "frozen_not_in_optimizer": {"training": "frozen", "only_trained": True},
+    "frozen_in_step_3": {"training": "frozen", "freeze": 3},
+    "frozen_in_parts": {"training": "frozen", "freeze": 3, "plan": PARTS},
     "unfrozen_in_epoch_2": {"training": "frozen", "unfreeze": "epoch", "epochs": 3},
     "unfrozen_in_step_2": {"training": "frozen", "unfreeze": 2},
     "unfrozen_in_a_new_group": {"training": "frozen", "unfreeze": 2, "only_trained": True},

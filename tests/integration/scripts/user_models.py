@@ -290,11 +290,12 @@ def tied_models(run: Any, case: Case) -> Training:
 def frozen(run: Any, case: Case) -> Training:
     """``unfreeze``: None, ``epoch`` or the step before which the body becomes trainable.
 
-    ``only_trained``: the optimizer has no frozen parameters.
+    ``freeze``: the step before which it is frozen, if not from the beginning. ``only_trained``: the
+    optimizer has no frozen parameters.
     """
     model, when = Net(), case.get("unfreeze")
     part = model if case.get("whole") else model.body
-    part.requires_grad_(False)
+    part.requires_grad_("freeze" in case)
     trained = model.head.parameters() if case.get("only_trained") else model.parameters()
     model, optimizer = run.prepare(model, sgd(trained))
     epochs: list[int] = []
@@ -305,6 +306,8 @@ def frozen(run: Any, case: Case) -> Training:
             model.requires_grad_(True)
 
     def before_step() -> None:
+        if run.steps == case.get("freeze"):
+            model.body.requires_grad_(False)
         if run.steps == when and not model.body[0].weight.requires_grad:
             model.requires_grad_(True)
             if case.get("only_trained"):
