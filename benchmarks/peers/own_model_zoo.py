@@ -122,7 +122,7 @@ MODELS = {
         has_images=True,
     ),
     "gpt2": OwnModel(
-        batch=24,
+        batch=12,
         model=gpt2,
         optimizer=adamw,
         loss=language_loss,
