@@ -56,6 +56,8 @@ class Bucket:
             _view_like(part, parameter)
             for part, parameter in zip(parts, self.parameters, strict=True)
         ]
+        self._strides = [view.stride() for view in self.views]
+        self._pointers = [view.data_ptr() for view in self.views]
         self._ones = torch.ones_like(self._used)
         self.payload = (
             self.flat if payload_dtype is None else torch.empty_like(self.flat, dtype=payload_dtype)
@@ -96,16 +98,30 @@ class Bucket:
         ``_foreach_copy_`` uses one block per 65,536 numbers and takes three times as long for the
         gradients of cnn10.
         """
-        pairs = list(zip(self.views, gradients, strict=True))
-        if all(g is not None and _has_layout_of(g, view) for view, g in pairs):
-            dense = [g.as_strided((g.numel(),), (1,)) for _, g in pairs if g is not None]
+        dense = self._dense(gradients)
+        if dense is not None:
             torch.cat([*dense, self._ones], out=self.flat)
             return
+        pairs = list(zip(self.views, gradients, strict=True))
         for view in (view for view, gradient in pairs if gradient is None):
             view.zero_()
         taken = [(view, g) for view, g in pairs if g is not None and not _same_memory(view, g)]
         flags = self._flags(gradients)
         foreach_copy([*(view for view, _ in taken), self._used], [*(g for _, g in taken), flags])
+
+    def _dense(self, gradients: Sequence[Tensor | None]) -> list[Tensor] | None:
+        """Return the gradients as vectors, if each has the layout of its view and its own memory."""
+        dense = []
+        places = zip(gradients, self._strides, self._pointers, strict=True)
+        for gradient, strides, pointer in places:
+            if gradient is None or gradient.dtype != self.flat.dtype:
+                return None
+            if gradient.stride() != strides and not _same_order(gradient, strides):
+                return None
+            if gradient.data_ptr() == pointer:
+                return None
+            dense.append(gradient.as_strided((gradient.numel(),), (1,)))
+        return dense
 
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         if all(gradient is not None for gradient in gradients):
@@ -174,10 +190,10 @@ def _same_memory(view: Tensor, gradient: Tensor) -> bool:
     return view.numel() > 0 and view.data_ptr() == gradient.data_ptr()
 
 
-def _has_layout_of(gradient: Tensor, view: Tensor) -> bool:
-    axes = zip(view.shape, view.stride(), gradient.stride(), strict=True)
-    alike = all(size == 1 or mine == its for size, mine, its in axes)
-    return alike and gradient.dtype == view.dtype and not _same_memory(view, gradient)
+def _same_order(gradient: Tensor, strides: tuple[int, ...]) -> bool:
+    """Return whether strides differ only along axes of length 1."""
+    axes = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    return all(size == 1 or own == other for size, own, other in axes)
 
 
 FIRST_BUCKET_BYTES = 2**20  # small, so that the exchange begins early
@@ -355,13 +371,15 @@ class GradientExchange:
         if not self._running:
             self._begin_backward()
         number, place = self._locations[parameter]  # type: ignore[index]  # the hook's type is Tensor
-        bucket = self.buckets[number]
-        if place in bucket.ready:
+        ready = self.buckets[number].ready
+        if place in ready:
             raise UsageError(
                 "a parameter got two gradients in one backward (reentrant checkpointing); "
                 "next: torch.utils.checkpoint(..., use_reentrant=False)"
             )
-        bucket.ready.add(place)
+        ready.add(place)
+        if number != self._next:
+            return
         while self._next < len(self.buckets) and self.buckets[self._next].is_full:
             self._launch_bucket(self.buckets[self._next])
 

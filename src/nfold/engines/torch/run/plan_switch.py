@@ -17,8 +17,7 @@ from nfold.engines.torch.run.prepared_module import PreparedForward, prepared_fo
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.instrument.torch_private import has_module_hooks, is_compiled
 
-# Seconds to compile forward and backward: about this much, and this much for every module
-COMPILE_S, COMPILE_MODULE_S = 5.0, 0.2
+COMPILE_S = 0.25  # to compile forward and backward, for every parameter tensor
 # Largest relative difference of compiled outputs from eager ones, by the type of the arithmetic
 TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
 RANDOM_FACTOR = 3.0  # of the difference of two eager passes with other random draws
@@ -49,7 +48,7 @@ class RunPlanSwitch:
         modules = [each for model in self.models for each in model.modules()]
         if not self._can_compile(modules):
             return
-        cost_s = COMPILE_S + COMPILE_MODULE_S * len(modules)
+        cost_s = COMPILE_S * sum(len(list(model.parameters())) for model in self.models)
         step = "compiled+captured" if self.is_captured else "compiled"
         yield Candidate(fields={"step": step}, cost_s=cost_s)
 

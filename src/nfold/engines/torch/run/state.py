@@ -16,7 +16,12 @@ from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange, StepGuard
 from nfold.engines.torch.run.prepared_module import prepared_forward
-from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
+from nfold.engines.torch.step.cuda_graph import (
+    captured_settings,
+    complete_momentum,
+    lr_versions,
+    make_capturable,
+)
 
 PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
 
@@ -136,6 +141,7 @@ class RunBookkeeping:
             if optimizer not in self._capturable:
                 self._capturable.add(optimizer)
                 make_capturable(optimizer, self.device)
+                complete_momentum(optimizer)
 
     def lr_versions(self) -> list[int]:
         return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]

@@ -412,10 +412,33 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
 
 def use_fused_kernels(optimizer: Optimizer) -> None:
     """Let an optimizer use its fused kernels on GPUs, unless the user chose others."""
+    if type(optimizer) not in FUSED_OPTIMIZERS:
+        return
     for group in optimizer.param_groups:
         chosen = group.get("differentiable") or (group.get("fused"), group.get("foreach"))
-        if type(optimizer) in FUSED_OPTIMIZERS and chosen == (None, None):
+        if chosen == (None, None) and not group.get("dampening"):
             group["fused"] = True
+    complete_momentum(optimizer)
+
+
+def complete_momentum(optimizer: Optimizer) -> None:
+    """Let SGD's fused kernel begin with a momentum of zero where a parameter has none.
+
+    The kernel needs a momentum for all parameters or for none, but parameters that are trained later
+    than others have none in their first step. Without dampening the first momentum is the same.
+    """
+
+    def complete(sgd: Optimizer, *_: Any) -> None:
+        for group in sgd.param_groups:
+            if not group["fused"] or not group["momentum"] or group["dampening"]:
+                continue
+            for parameter in group["params"]:
+                state = sgd.state[parameter]
+                if parameter.grad is not None and state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+
+    if type(optimizer) is SGD:
+        optimizer.register_step_pre_hook(complete)
 
 
 def captured_settings(optimizer: Optimizer) -> Hashable:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import StepLR
 
-from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
+from nfold.engines.torch.step.cuda_graph import (
+    captured_settings,
+    lr_versions,
+    make_capturable,
+    use_fused_kernels,
+)
 
 CPU = torch.device("cpu")
 KINDS: tuple[Callable[[list[nn.Parameter]], Optimizer], ...] = (
@@ -68,3 +74,32 @@ def test_other_optimizers_keep_a_rate_that_a_graph_holds_fast() -> None:
     optimizer.param_groups[0]["lr"] = 0.2
     assert optimizer.param_groups[0]["capturable"]
     assert captured_settings(optimizer) != settings
+
+
+def _train_in_two_stages(
+    optimizer: torch.optim.SGD, first: nn.Parameter, second: nn.Parameter
+) -> Tensor:
+    for step in range(4):
+        first.grad = torch.full((2,), 1.0 + step)
+        second.grad = torch.full((2,), 2.0) if step > 1 else None
+        optimizer.step()
+    return torch.cat([first.detach(), second.detach()])
+
+
+def test_fused_sgd_takes_parameters_that_are_trained_later() -> None:
+    results = []
+    for fused in (False, True):
+        first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([first, second], lr=0.1, momentum=0.9)
+        if fused:
+            use_fused_kernels(optimizer)
+            assert optimizer.param_groups[0]["fused"]
+        results.append(_train_in_two_stages(optimizer, first, second))
+    assert torch.allclose(*results)
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"dampening": 0.5}])
+def test_kernels_that_the_user_chose_are_kept(options: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9, **options)
+    use_fused_kernels(optimizer)
+    assert not optimizer.param_groups[0]["fused"]
