@@ -95,7 +95,7 @@ def test_fused_sgd_takes_parameters_that_are_trained_later() -> None:
             use_fused_kernels(optimizer)
             assert optimizer.param_groups[0]["fused"]
         results.append(_train_in_two_stages(optimizer, first, second))
-    assert torch.allclose(*results)
+    assert torch.allclose(results[0], results[1])
 
 
 @pytest.mark.parametrize("options", [{"foreach": False}, {"fused": False}, {"dampening": 0.5}])
