@@ -99,7 +99,7 @@ def train_run(job: Job, devices: Devices, own: OwnModel, fields: dict[str, str])
         return loss.detach()
 
     step = run.step(train_step) if decorate else train_step
-    samples = own.samples(EPOCH_STEPS * job.batch, torch.device("cpu"))
+    samples = own.samples(EPOCH_STEPS * job.batch, devices.primary)
     loader = run.loader(samples, batch_size=job.batch, epochs=LONG)
     model.train()
     turns = None
