@@ -40,15 +40,12 @@ for _ in range(4):
     for x, y, ids in loader:
         losses.append(step(x, y))
         samples.append(ids.sum())
-chosen = prepared_forward(model).step
 result = {
     "losses": [run.mean(loss) for loss in losses],
     "samples": [int(total) for total in samples],
     "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),
     "choosing": run.is_choosing,
-    "step": {"step": "compiled+captured" if decorated else "compiled"}
-    if chosen == "compiled"
-    else {},
+    "compiled": prepared_forward(model).step == "compiled",
 }
 with open(f"{out}-{run.rank}.json", "w") as file:
     json.dump(result, file)

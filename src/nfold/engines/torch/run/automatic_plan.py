@@ -1,9 +1,8 @@
-"""The automatic plan of a script: open fields are chosen by measurement in its first steps.
+"""The automatic plan of a script: how its step is executed is chosen in its first steps.
 
-Every candidate changes fields of the plan that can be switched between two steps of the training.
-It is compared with the best plan so far in windows that alternate: the medians of their step times
-decide. All steps are steps of the training: no sample is lost or repeated. A choice is kept on disk
-for the next run of the same model on the same machine.
+A candidate is compared with the initial plan in windows that alternate: the medians of their step
+times decide. All steps are steps of the training: no sample is lost or repeated. The choice is kept on
+disk for the next run of the same model on the same machine.
 """
 
 from __future__ import annotations
@@ -35,50 +34,38 @@ WINDOWS = 3  # of each plan
 MIN_GAIN = 1.02
 PROFILED_STEPS = 3
 MIN_ADVISED_GAIN = 1.1
-# Time that trials may cost: a part of the training time that is certain, and a limit in seconds
+# Time that a trial may cost: a part of the training time that is certain, and a limit in seconds
 MAX_FRACTION = 0.05
 MAX_SECONDS = 60.0
 
-Fields = dict[str, str]
 Steps = Generator[None, None, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Fields of the plan to try, and the expected cost in seconds, most of it compilation.
+    """A value of the plan's ``step`` to try, and the expected seconds, most of it compilation."""
 
-    ``unless_kept``: not tried if the candidate before it was kept.
-    """
-
-    fields: Fields
+    step: str
     cost_s: float
-    unless_kept: bool = False
-
-    @property
-    def label(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.fields.items())
 
 
 class PlanSwitch(Protocol):
-    """What the search needs of the run."""
-
-    is_captured: bool
+    """What the search needs of the run. ``initial_step`` is the plan's ``step`` before it."""
 
     @property
-    def initial(self) -> Fields:
-        """Return the values of all switchable fields before the search."""
+    def initial_step(self) -> str: ...
 
-    def candidates(self) -> Iterable[Candidate]:
-        """Return the candidates for the prepared models; called in the first step."""
+    def candidate(self) -> Candidate | None:
+        """Return the candidate for the prepared models; called in the first step."""
 
     def fingerprint(self) -> str:
         """Return a text of everything that a stored choice depends on."""
 
-    def apply(self, fields: Fields, *, check: bool) -> None:
-        """Switch to these fields; ``check`` compares the first outputs with those of eager code."""
+    def apply(self, step: str, *, check: bool) -> None:
+        """Switch to ``step``; ``check`` compares the first outputs with those of eager code."""
 
     def failure(self) -> str | None:
-        """Return why the last applied fields are not used on this rank, or None."""
+        """Return why a candidate is not used on this rank, or None."""
 
 
 class StreamClock:
@@ -118,11 +105,21 @@ class StreamClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Fields that were kept, their gain over the initial plan, and what the search cost."""
+    """The result of a trial: step times and the cost in seconds; ``reason``: why it is not used."""
 
-    fields: Fields
-    gain: float
+    step: str
+    before_ms: float
+    after_ms: float
     cost_s: float
+    reason: str | None = None
+
+    @property
+    def gain(self) -> float:
+        return self.before_ms / self.after_ms
+
+    @property
+    def is_kept(self) -> bool:
+        return self.reason is None and self.gain >= MIN_GAIN
 
     @classmethod
     def read(cls, file: Path) -> Choice | None:
@@ -135,13 +132,21 @@ class Choice:
         with suppress(OSError), replace_file(file) as temporary:
             temporary.write_text(json.dumps(vars(self)))
 
+    def __str__(self) -> str:
+        if self.reason is not None:
+            text = f"not used: {self.reason}"
+        else:
+            text = f"{self.before_ms:.4g} → {self.after_ms:.4g} ms a step"
+            text += f", {self.gain:.2f} × as fast" if self.is_kept else ", not kept"
+        return f"step {self.step}: {text} (measured in {self.cost_s:.0f} s)"
+
 
 @dataclass(eq=False)
 class AutomaticPlan:
-    """Searches for the fastest plan while a script trains.
+    """Chooses the step of a script while it trains.
 
-    ``on_step`` is called after every optimizer step, ``on_epoch`` with the steps that an epoch will
-    certainly have (0: unknown). All ranks must make the same steps.
+    ``on_step`` is called after every optimizer step, ``on_epoch`` with the steps that are certainly
+    left (0: unknown). All ranks must make the same steps. ``is_building``: the next steps may compile.
     """
 
     switch: PlanSwitch
@@ -152,10 +157,7 @@ class AutomaticPlan:
 
     def __post_init__(self) -> None:
         self._search: Steps | None = self._run() if self.is_active else None
-        self._steps = self._certain_steps = 0
-        self._epochs = 0
-        self._step_s = 0.0
-        self._spent_s = 0.0
+        self._steps = self._certain_steps = self._epochs = 0
         self._first_s = time.monotonic()
 
     @property
@@ -172,86 +174,65 @@ class AutomaticPlan:
         self._epochs += 1
 
     def _run(self) -> Steps:
-        file = self._file()
-        stored = Choice.read(file) if self.job.is_main else None
-        known, gain, cost_s = self._agree(
-            [1.0, stored.gain, stored.cost_s] if stored else [0.0] * 3
-        )
-        candidates = list(self.switch.candidates())
-        if known:
-            yield from self._reuse(stored, candidates, gain, cost_s)
+        candidate, file = self.switch.candidate(), self._file()
+        if candidate is not None:
+            stored = Choice.read(file) if self.job.is_main else None
+            kept_gain, cost_s = (stored.is_kept * stored.gain, stored.cost_s) if stored else (-1, 0)
+            kept_gain, cost_s = self._agree([kept_gain, cost_s])
+            if kept_gain > 0:
+                yield from self._reuse(candidate, kept_gain, cost_s)
+            elif kept_gain < 0:
+                yield from self._try(candidate, file)
+        if "captured" not in self.switch.initial_step:
             yield from self._advise_capture()
-            return
-        best, total, kept = self.switch.initial, 1.0, True
+
+    def _reuse(self, candidate: Candidate, gain: float, cost_s: float) -> Steps:
+        """Apply a stored choice when it saves more in the certain training than compiling costs."""
+        yield from self._until_certain(cost_s / (1 - 1 / gain))
+        yield from self._build(candidate.step, check=False)
+        if self._agree([float(self.switch.failure() is not None)])[0]:
+            self.switch.apply(self.switch.initial_step, check=False)
+        else:
+            self._say(f"step {candidate.step}: {gain:.2f} × as fast in an earlier run")
+
+    def _try(self, candidate: Candidate, file: Path) -> Steps:
         yield from self._wait(WARM_UP_STEPS)
-        for candidate in candidates:
-            if candidate.unless_kept and kept:
-                continue
-            if self._spent_s + candidate.cost_s > MAX_SECONDS:
-                self._say(f"{candidate.label}: not tried, it may take {candidate.cost_s:.0f} s")
-                continue
-            yield from self._until_affordable(candidate.cost_s)
-            trial = CandidateResult()
-            yield from self._try(candidate, best, trial)
-            kept = trial.gain >= MIN_GAIN
-            self._report(candidate, trial, kept=kept)
-            if kept:
-                best, total = {**best, **candidate.fields}, total * trial.gain
-        yield from self._advise_capture()
+        if candidate.cost_s > MAX_SECONDS:
+            self._say(f"step {candidate.step} is not tried: it may take {candidate.cost_s:.0f} s")
+            return
+        yield from self._until_certain(candidate.cost_s / MAX_FRACTION)
+        self._say(f"trying step {candidate.step} (about {candidate.cost_s:.0f} s)")
+        began = self.clock.now()
+        yield from self._build(candidate.step, check=True)
+        before: list[float] = []
+        after: list[float] = []
+        for _ in range(WINDOWS):
+            yield from self._window(after)
+            self.switch.apply(self.switch.initial_step, check=False)
+            yield from self._window(before)
+            self.switch.apply(candidate.step, check=False)
+        reason = self.switch.failure()
+        times_ms = [statistics.median(before), statistics.median(after)]
+        before_ms, after_ms, failed = self._agree([*times_ms, float(reason is not None)])
+        steps = BUILD_STEPS + 2 * WINDOWS * (SETTLE_STEPS + WINDOW_STEPS)
         choice = Choice(
-            fields={n: v for n, v in best.items() if v != self.switch.initial[n]},
-            gain=total,
-            cost_s=self._spent_s,
+            step=candidate.step,
+            before_ms=before_ms,
+            after_ms=after_ms,
+            cost_s=max(0.0, self.clock.now() - began - steps * before_ms / 1e3),
+            reason=reason or ("it failed on another rank" if failed else None),
         )
+        if not choice.is_kept:
+            self.switch.apply(self.switch.initial_step, check=False)
+        self._say(str(choice))
         if self.job.is_main:
             choice.write(file)
 
-    def _reuse(
-        self, stored: Choice | None, candidates: list[Candidate], gain: float, cost_s: float
-    ) -> Steps:
-        """Apply a stored choice as soon as it saves more than its compilation costs."""
-        names = sorted({name for candidate in candidates for name in candidate.fields})
-        values = sorted({v for candidate in candidates for v in candidate.fields.values()})
-        own = stored.fields if stored else {}
-        chosen = self._agree([1.0 + values.index(own[n]) if n in own else 0.0 for n in names])
-        fields = {n: values[int(c) - 1] for n, c in zip(names, chosen, strict=True) if c}
-        if not fields:
-            return
-        yield from self._wait(2)
-        yield from self._until_affordable(min(MAX_SECONDS, cost_s * MAX_FRACTION / (1 - 1 / gain)))
+    def _build(self, step: str, *, check: bool) -> Steps:
         self.is_building = True
-        self.switch.apply({**self.switch.initial, **fields}, check=False)
+        self.switch.apply(step, check=check)
         yield from self._wait(BUILD_STEPS)
         self.is_building = False
-        if self._agree([float(self.switch.failure() is not None)])[0]:
-            self.switch.apply(self.switch.initial, check=False)
-            return
-        self._say(f"{_label(fields)}: {gain:.2f} × as fast in an earlier run")
-
-    def _try(self, candidate: Candidate, best: Fields, trial: CandidateResult) -> Steps:
-        fields = {**best, **candidate.fields}
-        began = self.clock.now()
-        self.is_building = True
-        self._say(f"trying {candidate.label} (about {candidate.cost_s:.0f} s)")
-        self.switch.apply(fields, check=True)
-        yield from self._wait(BUILD_STEPS)
-        self.is_building = False
-        windows: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(2 * WINDOWS):
-            is_candidate = number % 2 == 0
-            self.switch.apply(fields if is_candidate else best, check=False)
-            yield from self._window(windows[is_candidate])
-        trial.reason = self.switch.failure()
-        own = [*(statistics.median(windows[each]) for each in (False, True))]
-        before_ms, after_ms, failed = self._agree([*own, float(trial.reason is not None)])
-        trial.before_ms, trial.after_ms = before_ms, after_ms
-        trial.gain = 0.0 if failed else before_ms / after_ms
-        taken = self.clock.now() - began
-        steps = BUILD_STEPS + 2 * WINDOWS * (SETTLE_STEPS + WINDOW_STEPS)
-        trial.cost_s = max(0.0, taken - steps * before_ms / 1e3)
-        self._spent_s = self._agree([self._spent_s + trial.cost_s])[0]
-        keep = trial.gain >= MIN_GAIN
-        self.switch.apply(fields if keep else best, check=False)
 
     def _window(self, times_ms: list[float]) -> Steps:
         """Append the median time of some steps to ``times_ms``."""
@@ -264,9 +245,7 @@ class AutomaticPlan:
         times_ms.append(statistics.median(self.clock.milliseconds(a, b) for a, b in steps))
 
     def _advise_capture(self) -> Steps:
-        """Say how much of a step the device is idle, if a decorated step could be a CUDA graph."""
-        if self.switch.is_captured:
-            return
+        """Say how much of a step the device is idle: a decorated step would be a CUDA graph."""
         times_ms: list[float] = []
         yield from self._window(times_ms)
         try:
@@ -286,14 +265,13 @@ class AutomaticPlan:
         for _ in range(steps):
             yield
 
-    def _until_affordable(self, cost_s: float) -> Steps:
-        """Wait until a cost is a small part of the training that was made or is certain."""
+    def _until_certain(self, seconds: float) -> Steps:
+        """Wait until the training so far and what is certainly left take so many seconds."""
         while True:
-            now = time.monotonic()
-            step_s = (now - self._first_s) / max(1, self._steps)
-            certain_s = now - self._first_s + step_s * max(0, self._certain_steps - self._steps)
-            limit_s = min(MAX_SECONDS, MAX_FRACTION * certain_s)
-            if self._agree([limit_s - self._spent_s - cost_s])[0] >= 0:
+            elapsed_s = time.monotonic() - self._first_s
+            step_s = elapsed_s / max(1, self._steps)
+            certain_s = elapsed_s + step_s * max(0, self._certain_steps - self._steps)
+            if self._agree([certain_s - seconds])[0] >= 0:
                 return
             epoch = self._epochs
             while self._epochs == epoch:
@@ -312,28 +290,9 @@ class AutomaticPlan:
         digest = hashlib.sha256(self.switch.fingerprint().encode()).hexdigest()[:16]
         return cache_root() / "plans" / f"{digest}.json"
 
-    def _report(self, candidate: Candidate, trial: CandidateResult, *, kept: bool) -> None:
-        if trial.reason is not None:
-            text = f"not used: {trial.reason}"
-        else:
-            text = f"{trial.before_ms:.4g} → {trial.after_ms:.4g} ms a step"
-            text += f", {trial.gain:.2f} × as fast" if kept else ", not kept"
-        self._say(f"{candidate.label}: {text} (measured in {trial.cost_s:.0f} s)")
-
     def _say(self, text: str) -> None:
         if self.job.is_main:
             sys.stderr.write(f"nfold: {text}\n")
-
-
-@dataclass
-class CandidateResult:
-    """The result of one candidate; ``gain`` 0 if it failed on any rank."""
-
-    before_ms: float = 0.0
-    after_ms: float = 0.0
-    gain: float = 0.0
-    cost_s: float = 0.0
-    reason: str | None = None
 
 
 def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
@@ -343,7 +302,3 @@ def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return total / 1e3
-
-
-def _label(fields: Fields) -> str:
-    return ", ".join(f"{name} {value}" for name, value in fields.items())

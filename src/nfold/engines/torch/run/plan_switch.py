@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from nfold.core.plan import Plan
 from nfold.engines.torch.nested_tensors import collect_tensors
-from nfold.engines.torch.run.automatic_plan import Candidate, Fields
+from nfold.engines.torch.run.automatic_plan import Candidate
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.prepared_module import PreparedForward, prepared_forward
 from nfold.engines.torch.run.state import RunBookkeeping
@@ -41,18 +40,18 @@ class RunPlanSwitch:
         return self.bookkeeping.prepared.models
 
     @property
-    def initial(self) -> Fields:
-        return {"step": "captured" if self.is_captured else "eager"}
+    def initial_step(self) -> str:
+        return "captured" if self.is_captured else "eager"
 
-    def candidates(self) -> Iterable[Candidate]:
-        modules = [each for model in self.models for each in model.modules()]
-        if not self._can_compile(modules):
-            return
-        cost_s = COMPILE_S * sum(len(list(model.parameters())) for model in self.models)
+    def candidate(self) -> Candidate | None:
+        if not self._can_compile():
+            return None
+        tensors = sum(len(list(model.parameters())) for model in self.models)
         step = "compiled+captured" if self.is_captured else "compiled"
-        yield Candidate(fields={"step": step}, cost_s=cost_s)
+        return Candidate(step=step, cost_s=COMPILE_S * tensors)
 
-    def _can_compile(self, modules: list[nn.Module]) -> bool:
+    def _can_compile(self) -> bool:
+        modules = [each for model in self.models for each in model.modules()]
         inner = [each for each in modules if each not in self.models]
         return not (
             self.plan.batch_norm == "synchronised"
@@ -70,11 +69,11 @@ class RunPlanSwitch:
         batches = [loader.config.division.batch for loader in self.bookkeeping.prepared.loaders]  # type: ignore[attr-defined]
         return repr((facts, self.plan, self.is_captured, batches, self.models, parameters))
 
-    def apply(self, fields: Fields, *, check: bool) -> None:
+    def apply(self, step: str, *, check: bool) -> None:
         for model in self.models:
             forward = prepared_forward(model)
             forward.reference = EagerReference if check else None
-            forward.select_step("compiled" if "compiled" in fields["step"] else "eager")
+            forward.select_step("compiled" if "compiled" in step else "eager")
 
     def failure(self) -> str | None:
         return next(filter(None, (prepared_forward(model).failure for model in self.models)), None)

@@ -3,58 +3,51 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
 from nfold.engines.torch.run.automatic_plan import (
-    BUILD_STEPS,
     PROFILED_STEPS,
     AutomaticPlan,
     Candidate,
-    Fields,
     StreamClock,
     busy_ms,
 )
 from nfold.engines.torch.run.job import Job
 
 JOB = Job(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
-EAGER = {"step": "eager", "layout": "channels_first"}
-LAST = Candidate(fields={"layout": "channels_last"}, cost_s=0.0)
-REPLAYED = Candidate(fields={"step": "compiled+captured"}, cost_s=0.0)
-COMPILED = Candidate(fields={"step": "compiled"}, cost_s=0.0, unless_kept=True)
+COMPILED = Candidate(step="compiled", cost_s=0.0)
 
 
 class KnownTimes(StreamClock):
     """A run whose step times follow from its fields; the clock advances with its steps."""
 
-    def __init__(self, step_ms: dict[str, float], candidates: list[Candidate]) -> None:
-        self.initial: Fields = dict(EAGER)
-        self.fields = dict(EAGER)
-        self.applied: list[tuple[Fields, bool]] = []
+    def __init__(self, step_ms: dict[str, float], candidate: Candidate | None = COMPILED) -> None:
+        self.initial_step = self.current = "eager"
+        self.applied: list[tuple[str, bool]] = []
         self.fails: str | None = None
         self.elapsed_ms = 0.0
-        self.is_captured = self.is_profiled = False
+        self.is_profiled = False
         self.kernels_ms = 1.0
-        self._step_ms, self._candidates = step_ms, candidates
+        self._step_ms, self._candidate = step_ms, candidate
 
-    def candidates(self) -> Iterable[Candidate]:
-        return self._candidates
+    def candidate(self) -> Candidate | None:
+        return self._candidate
 
     def fingerprint(self) -> str:
         return "a model on a machine"
 
-    def apply(self, fields: Fields, *, check: bool) -> None:
-        self.fields = dict(fields)
-        self.applied.append((dict(fields), check))
+    def apply(self, step: str, *, check: bool) -> None:
+        self.current = step
+        self.applied.append((step, check))
 
     def failure(self) -> str | None:
         return self.fails
 
     def step(self) -> None:
-        self.elapsed_ms += self._step_ms[" ".join(self.fields.values())]
+        self.elapsed_ms += self._step_ms[self.current]
 
     def mark(self) -> float:
         return self.elapsed_ms
@@ -79,7 +72,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "plans"
 
 
-def train(run: KnownTimes, steps: int = 400, certain: int = 10**9) -> AutomaticPlan:
+def train(run: KnownTimes, steps: int = 400, certain: int = 10**13) -> AutomaticPlan:
     plan = AutomaticPlan(run, JOB, clock=run)
     plan.on_epoch(certain)
     for _ in range(steps):
@@ -88,107 +81,103 @@ def train(run: KnownTimes, steps: int = 400, certain: int = 10**9) -> AutomaticP
     return plan
 
 
-STEP_MS = {
-    "eager channels_first": 10.0,
-    "eager channels_last": 8.0,
-    "compiled channels_first": 7.0,
-    "compiled channels_last": 6.0,
-    "compiled+captured channels_first": 5.0,
-    "compiled+captured channels_last": 4.0,
-}
+STEP_MS = {"eager": 10.0, "compiled": 5.0}
 
 
-def test_the_fastest_of_all_is_found_and_stored(cache: Path) -> None:
-    run = KnownTimes(STEP_MS, [LAST, REPLAYED, COMPILED])
+def test_a_faster_step_is_kept_and_stored(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = KnownTimes(STEP_MS)
     assert not train(run).is_searching
-    assert run.fields == {"step": "compiled+captured", "layout": "channels_last"}
-    assert {"step": "compiled", "layout": "channels_last"} not in [f for f, _ in run.applied]
+    assert run.current == "compiled"
+    assert "step compiled: 10 → 5 ms a step, 2.00 × as fast" in capsys.readouterr().err
     (file,) = cache.iterdir()
     stored = json.loads(file.read_text())
-    assert stored["fields"] == run.fields
-    assert stored["gain"] == pytest.approx(2.5)
+    assert (stored["step"], stored["before_ms"], stored["after_ms"]) == ("compiled", 10, 5)
 
 
-def test_a_plan_that_is_not_faster_is_taken_back() -> None:
-    run = KnownTimes({**STEP_MS, "compiled+captured channels_first": 9.9}, [REPLAYED])
+def test_a_step_that_is_not_faster_is_taken_back_and_not_tried_again() -> None:
+    for trials in (1, 0):
+        run = KnownTimes({**STEP_MS, "compiled": 9.9})
+        train(run)
+        assert run.current == "eager"
+        assert [check for _, check in run.applied].count(True) == trials
+
+
+def test_a_step_that_fails_is_taken_back(capsys: pytest.CaptureFixture[str]) -> None:
+    run = KnownTimes(STEP_MS)
+    run.fails = "TypeError: no graph"
     train(run)
-    assert run.fields == EAGER
-
-
-def test_a_failure_is_taken_back_and_the_next_candidate_tried() -> None:
-    run = KnownTimes(STEP_MS, [REPLAYED, COMPILED])
-    apply = run.apply
-
-    def fail_in_replays(fields: Fields, *, check: bool) -> None:
-        apply(fields, check=check)
-        if fields["step"] == "compiled":
-            run.fails = None
-        elif fields["step"] == "compiled+captured":
-            run.fails = "TypeError: no graph"
-
-    run.apply = fail_in_replays  # type: ignore[method-assign]
-    train(run)
-    assert run.fields == {**EAGER, "step": "compiled"}
-
-
-def test_the_first_outputs_of_each_candidate_are_checked_once() -> None:
-    run = KnownTimes(STEP_MS, [LAST, REPLAYED])
-    train(run)
-    assert [check for _, check in run.applied].count(True) == 2
+    assert run.current == "eager"
+    assert "not used: TypeError: no graph" in capsys.readouterr().err
 
 
 def test_nothing_is_tried_that_costs_more_than_a_part_of_the_certain_training() -> None:
-    dear = Candidate(fields=REPLAYED.fields, cost_s=30.0)
-    run = KnownTimes(STEP_MS, [dear])
+    run = KnownTimes(STEP_MS, Candidate(step="compiled", cost_s=30.0))
     plan = train(run, certain=0)
     assert plan.is_searching
     assert run.applied == []
+    plan.on_epoch(10**13)
+    run.step()
+    plan.on_step()
+    assert run.applied == [("compiled", True)]
+
+
+def test_a_step_that_may_take_too_long_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    run = KnownTimes(STEP_MS, Candidate(step="compiled", cost_s=61.0))
+    assert not train(run).is_searching
+    assert run.applied == []
+    assert "it may take 61 s" in capsys.readouterr().err
 
 
 def test_a_stored_choice_is_applied_at_once_if_it_pays() -> None:
-    train(KnownTimes(STEP_MS, [REPLAYED]))
-    again = KnownTimes(STEP_MS, [REPLAYED])
-    train(again, steps=3 + BUILD_STEPS)
-    assert again.fields == {**EAGER, "step": "compiled+captured"}
-    assert len(again.applied) == 1
+    train(KnownTimes(STEP_MS))
+    again = KnownTimes(STEP_MS)
+    train(again, steps=1)
+    assert again.applied == [("compiled", False)]
 
 
 def test_a_stored_choice_that_fails_now_is_taken_back() -> None:
-    train(KnownTimes(STEP_MS, [REPLAYED]))
-    again = KnownTimes(STEP_MS, [REPLAYED])
+    train(KnownTimes(STEP_MS))
+    again = KnownTimes(STEP_MS)
     again.fails = "out of memory"
     train(again)
-    assert again.fields == EAGER
+    assert again.current == "eager"
 
 
 def test_a_damaged_file_is_ignored(cache: Path) -> None:
-    train(KnownTimes(STEP_MS, [REPLAYED]))
+    train(KnownTimes(STEP_MS))
     (file,) = cache.iterdir()
     file.write_text("{")
-    again = KnownTimes(STEP_MS, [REPLAYED])
+    again = KnownTimes(STEP_MS)
     train(again)
-    assert again.fields["step"] == "compiled+captured"
+    assert ("compiled", True) in again.applied
 
 
 def test_it_is_said_how_long_the_device_waits_for_the_host(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = KnownTimes(STEP_MS, [REPLAYED])
+    run = KnownTimes(STEP_MS)
     run.kernels_ms = 4.0
     train(run)
     assert "computes for 4 of 5 ms of a step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("kernels_ms", "captured", "profiled"), [(4.9, 0, 0), (1, 1, 0), (1, 0, 1)]
+    ("kernels_ms", "step", "profiled"), [(4.9, "eager", 0), (1, "captured", 0), (1, "eager", 1)]
 )
 def test_nothing_is_said_about_a_busy_device_or_a_captured_step(
-    capsys: pytest.CaptureFixture[str], kernels_ms: float, captured: int, profiled: int
+    capsys: pytest.CaptureFixture[str], kernels_ms: float, step: str, profiled: int
 ) -> None:
-    run = KnownTimes(STEP_MS, [REPLAYED])
-    run.kernels_ms, run.is_captured, run.is_profiled = kernels_ms, bool(captured), bool(profiled)
+    run = KnownTimes({**STEP_MS, "captured": 10.0})
+    run.kernels_ms, run.is_profiled = kernels_ms, bool(profiled)
+    run.initial_step = run.current = step
     assert not train(run).is_searching
     assert "@run.step" not in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_compiled_has_no_trial() -> None:
+    run = KnownTimes(STEP_MS, None)
+    assert not train(run).is_searching
+    assert run.applied == []
 
 
 def test_overlapping_kernels_count_once() -> None:
