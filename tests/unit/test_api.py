@@ -48,6 +48,14 @@ def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.plan.layout == "channels_last"
 
 
+def test_a_safe_plan_is_a_word_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nfold.Run("safe", device="cpu").plan.step == "eager"
+    monkeypatch.setenv(PLAN_VARIABLE, json.dumps({"safe": True, "seed": 2}))
+    assert nfold.Run(device="cpu").plan.seed == 2
+    with pytest.raises(UsageError, match="plan 'fast': allowed are 'safe' and a nfold.Plan"):
+        nfold.Run("fast", device="cpu")  # type: ignore[arg-type]
+
+
 def test_a_plan_that_a_script_cannot_follow_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"devices differ.*nfold run --devices"):
         nfold.Run(device="cpu", devices=2)

@@ -111,6 +111,9 @@ def test_run_facts_hold_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plan_fields_are_checked() -> None:
     assert parse_plan_fields(["precision=bf16", "seed=3"]) == {"precision": "bf16", "seed": 3}
+    assert parse_plan_fields(["safe", "seed=3"]) == {"safe": True, "seed": 3}
+    with pytest.raises(UsageError, match="--plan fast: allowed are NAME=VALUE and safe"):
+        parse_plan_fields(["fast"])
     with pytest.raises(UnknownValue, match="precision"):
         parse_plan_fields(["precison=bf16"])
     with pytest.raises(UnknownValue, match="bf16"):
