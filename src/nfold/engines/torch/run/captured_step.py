@@ -41,7 +41,7 @@ class CapturedStep:
             self._call,
             recorder,
             recording=bookkeeping.recording,
-            before_graph=bookkeeping.before_graph,
+            before_graph=bookkeeping.confirm_step,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfold.core.errors import OutOfMemory, UsageError
 from nfold.core.format import pluralize
@@ -44,6 +44,10 @@ NEEDS_STEP = (
     'memory "fit" repeats a step that runs out of memory, and needs it as a function; next: '
     "@run.step on the function from the batch to optimizer.step(), or nfold.Run(accumulate=2)"
 )
+NEEDS_LOADER = (
+    'out of memory; memory "fit" divides batches of run.loader only; next: '
+    "run.loader(data, batch_size=...)"
+)
 OUT_OF_MEMORY_ADVICE = (
     'next: nfold.Run(accumulate=2) halves the samples in memory; nfold.Run(memory="fit") with '
     "@run.step finds how many fit"
@@ -57,12 +61,20 @@ class StepAbandoned(Exception):
 class FitGuard:
     """Agrees over all ranks, on the host, whether the gradients of a step were computed.
 
-    Every step is confirmed once, at the end of its first exchanged backward. With several models
+    Every step is confirmed once: at the end of its first exchanged backward, or before a CUDA graph or
+    an update. With several models
     the order of their buckets is known only then: none is sent before.
     """
 
-    def __init__(self, exchanges: Sequence[GradientExchange], world_size: int) -> None:
-        self._exchanges = exchanges
+    def __init__(
+        self,
+        bookkeeping: RunBookkeeping,
+        build_exchange: Callable[[nn.Module], GradientExchange],
+        world_size: int,
+    ) -> None:
+        self._bookkeeping, self._exchanges = bookkeeping, bookkeeping.exchanges
+        self._build_exchange = build_exchange
+        self._backwards_at_update: int | None = None
         self._group = dist.new_group(backend="gloo") if world_size > 1 else None
         self.is_open = False
 
@@ -70,8 +82,31 @@ class FitGuard:
     def holds_exchange(self) -> bool:
         return self.is_open and len(self._exchanges) > 1
 
-    def begin(self) -> None:
+    def begin(self, micro_batches: int) -> None:
+        """Begin a step; a single rank exchanges gradients only of several micro-batches."""
         self.is_open = True
+        self._backwards_at_update = None
+        if micro_batches > 1:
+            models = self._bookkeeping.prepared.models[len(self._exchanges) :]
+            self._exchanges.extend(map(self._build_exchange, models))
+        elif self._group is None:
+            for exchange in self._exchanges:
+                exchange.remove()
+            self._exchanges.clear()
+
+    @property
+    def has_backward_after_update(self) -> bool:
+        before = self._backwards_at_update
+        return before is not None and self._completed_backwards() > before
+
+    def confirm_update(self, *_called_with: Any) -> None:
+        """Confirm a step before an optimizer updates."""
+        if self._bookkeeping.current_share.share.is_last and self._backwards_at_update is None:
+            self._backwards_at_update = self._completed_backwards()
+        self._bookkeeping.confirm_step()
+
+    def _completed_backwards(self) -> int:
+        return sum(exchange.completed_backwards for exchange in self._exchanges)
 
     def confirm(self) -> None:
         """Raise StepAbandoned if another rank ran out of memory in this step."""
@@ -96,7 +131,7 @@ class FitGuard:
         """Return the largest of each value over all ranks."""
         if self._group is None:
             return list(values)
-        largest = torch.tensor(values, dtype=torch.float64)
+        largest = torch.tensor(values, dtype=torch.float64, device="cpu")
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         return list(largest.tolist())
 
@@ -197,6 +232,8 @@ class FittedStep:
                         self._report(f"memory 'fit': {self._describe(search, share)}")
                 return result
             self._free_memory()
+            if not self._bookkeeping.prepared.loaders:
+                raise OutOfMemory(NEEDS_LOADER)
             search.on_out_of_memory(limit)
             if search.is_done:
                 self._report(
@@ -227,12 +264,14 @@ class FittedStep:
             self._bookkeeping.current_share.set(share)
 
     def _attempt(self, arguments: Any, share: BatchShare) -> Any:
+        assert self._search is not None
         restore = self._save_state()
-        self._guard.begin()
         try:
             try:
+                self._guard.begin(self._search.micro_batches)
                 result = self._call_parts(arguments, share)
                 self._guard.confirm()  # a function without a backward
+                self._check_order()
                 return result
             except (RuntimeError, MemoryError) as error:
                 translated = translate_chained_error(error, self._peak_bytes)
@@ -266,6 +305,15 @@ class FittedStep:
             args, kwargs = own
             results.append(self._function(*args, **kwargs))
         return merge_results(results, [len(part) for part in parts])
+
+    def _check_order(self) -> None:
+        assert self._search is not None
+        if self._search.micro_batches > 1 and self._guard.has_backward_after_update:
+            raise UsageError(
+                f"{self._name} has a backward after an update, which would be that of the last of "
+                f"{self._search.micro_batches} micro-batches only; next: one function of @run.step "
+                "for each optimizer"
+            )
 
     def _save_state(self) -> Callable[[], None]:
         prepared = self._bookkeeping.prepared
@@ -322,7 +370,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _too_late(error: OutOfMemory, name: str) -> OutOfMemory:
     return OutOfMemory(
-        f"{error}, in {name} after its gradients were exchanged: the step cannot be repeated; "
+        f"{error}, in {name} after its gradients were complete: the step cannot be repeated; "
         f'next: nfold.Run(accumulate=...), or optimizer_state="sharded"',
         peak_memory_bytes=error.peak_memory_bytes,
     )

@@ -133,7 +133,9 @@ class UserRun:
             self._prepared, self._current_share, observer, job.device
         )
         if self._fits:
-            self._bookkeeping.guard = FitGuard(self._bookkeeping.exchanges, job.world_size)
+            self._bookkeeping.guard = FitGuard(
+                self._bookkeeping, self._build_exchange, job.world_size
+            )
         self._fitted_steps: list[FittedStep] = []
         advise_on_out_of_memory()
         self._resumed: set[Path] = set()
@@ -200,23 +202,26 @@ class UserRun:
         if self._job.world_size > 1:
             for tensor in (*module.parameters(), *module.buffers()):
                 apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
-        if self._job.world_size > 1 or self.plan.accumulate > 1 or self._fits:
-            self._bookkeeping.exchanges.append(
-                GradientExchange(
-                    [module.parameters()],
-                    self._job.world_size,
-                    self._current_share,
-                    payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
-                    bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
-                    guard=self._bookkeeping.guard,
-                )
-            )
+        if self._job.world_size > 1 or self.plan.accumulate > 1:
+            self._bookkeeping.exchanges.append(self._build_exchange(module))
         self._prepared.models.append(module)
+
+    def _build_exchange(self, module: nn.Module) -> GradientExchange:
+        return GradientExchange(
+            [module.parameters()],
+            self._job.world_size,
+            self._current_share,
+            payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
+            bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
+            guard=self._bookkeeping.guard if self.world_size > 1 else None,
+        )
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
+        if isinstance(self._bookkeeping.guard, FitGuard):
+            optimizer.register_step_pre_hook(self._bookkeeping.guard.confirm_update)
         if self.plan.optimizer_state == "sharded":
             require_separate_updates(optimizer)
             if self.world_size > 1:

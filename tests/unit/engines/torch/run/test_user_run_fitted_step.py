@@ -92,6 +92,13 @@ def test_what_waits_for_other_ranks_is_refused_in_a_step() -> None:
     assert run.sum(1) == 1
 
 
+def test_batches_of_other_loaders_are_not_divided() -> None:
+    run, model = nfold.Run(device="cpu", memory="fit"), Net(1)
+    run.prepare(model)
+    with pytest.raises(OutOfMemory, match=r"batches of run\.loader only"):
+        run.step(model)(torch.ones(3, 2))
+
+
 def test_other_errors_are_not_repeated() -> None:
     run, calls = nfold.Run(device="cpu", memory="fit"), []
 
@@ -103,6 +110,56 @@ def test_other_errors_are_not_repeated() -> None:
     with pytest.raises(RuntimeError, match="a mistake"):
         step()
     assert len(calls) == 1
+
+
+def test_an_update_is_not_repeated() -> None:
+    run, model = nfold.Run(device="cpu", memory="fit"), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    fails = iter([False, True])
+
+    def fail(*_: Any) -> None:
+        if model.weight.grad is not None and next(fails):
+            raise torch.OutOfMemoryError("out of memory")
+
+    optimizer.register_step_post_hook(fail)
+
+    @run.step
+    def step(x: Tensor) -> None:
+        torch.autograd.backward(model(x).mean())
+        optimizer.step()
+
+    loader = iter(run.loader(torch.ones(4, 2), batch_size=2))
+    step(next(loader))
+    with pytest.raises(OutOfMemory, match=r"in step after its gradients were complete"):
+        step(next(loader))
+
+
+@pytest.mark.parametrize("functions", [1, 2])
+def test_each_optimizer_of_a_gan_needs_its_own_function(functions: int) -> None:
+    """In parts, the second backward of one function would see the update in the last part only."""
+    run, models = nfold.Run(device="cpu", memory="fit", accumulate=2), [Net(9), Net(9)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    run.prepare(*models, *optimizers)
+
+    def update(x: Tensor, number: int) -> None:
+        optimizers[number].zero_grad()
+        torch.autograd.backward(models[number](x).square().mean())
+        optimizers[number].step()
+
+    @run.step
+    def both(x: Tensor) -> None:
+        update(x, 0)
+        update(x, 1)
+
+    each = run.step(update)
+    batch = next(iter(run.loader(torch.ones(4, 2), batch_size=4)))
+    if functions == 2:
+        each(batch, 0)
+        each(batch, 1)
+        return
+    with pytest.raises(UsageError, match=r"both has a backward after an update.*each optimizer"):
+        both(batch)
 
 
 def test_no_memory_for_one_sample_names_what_helps() -> None:
@@ -159,6 +216,7 @@ def test_a_graph_is_not_begun_when_another_rank_has_no_memory(call: int) -> None
 
     captured = CapturedStep(function, run._bookkeeping, recorder)
     step = FittedStep(captured, run._bookkeeping, run.plan)
+    run.loader(torch.zeros(4), batch_size=4)
     run._bookkeeping.current_share.set(BatchShare(count=4, global_count=4))
     batch = torch.arange(4.0)
     for _ in range(call):
