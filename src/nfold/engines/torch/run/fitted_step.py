@@ -32,7 +32,7 @@ from nfold.engines.torch.checkpoint import get_random_state, set_random_state
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.error_translation import translate_chained_error
-from nfold.engines.torch.run.batch_rows import merge_results, select_rows
+from nfold.engines.torch.run.batch_rows import RowSelector, merge_results
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.instrument.torch_private import BatchNorm, foreach_copy
@@ -208,6 +208,7 @@ class FittedStep:
         assert isinstance(bookkeeping.guard, FitGuard)
         self._function, self._guard = function, bookkeeping.guard
         self._name = getattr(function, "__name__", type(function).__name__)
+        self._select_rows = RowSelector(self._name)
         self._bookkeeping, self._plan = bookkeeping, plan
         self._world_size = plan.devices or 1
         self._search: MicroBatchSearch | None = None
@@ -299,10 +300,9 @@ class FittedStep:
                     is_last=part is parts[-1],
                 )
             )
-            own = arguments
+            args, kwargs = arguments
             if len(parts) > 1:
-                own = select_rows(arguments, rows, part, self._name)
-            args, kwargs = own
+                args, kwargs = self._select_rows(args, kwargs, rows, part)
             results.append(self._function(*args, **kwargs))
         return merge_results(results, [len(part) for part in parts])
 

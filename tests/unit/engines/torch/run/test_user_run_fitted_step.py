@@ -18,7 +18,7 @@ from nfold.core.plan import Plan
 from nfold.engines.plan_rules import first_broken_rule
 from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.run import fitted_step
-from nfold.engines.torch.run.batch_rows import merge_results, select_rows
+from nfold.engines.torch.run.batch_rows import RowSelector, merge_results
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.fitted_step import FitGuard, FittedStep, MicroBatchSearch
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS
@@ -289,18 +289,39 @@ def test_the_first_step_of_each_number_is_not_counted() -> None:
 def test_rows_are_selected_in_any_structure() -> None:
     x, keep = torch.arange(6).view(3, 2), torch.ones(2)
     batch = UserDict({"x": x, "names": ["a", "b", "c"], "keep": keep, "n": np.arange(3)})
-    args, kwargs = select_rows(((batch, (x, 5)), {"flag": True}), 3, range(1, 3), "step")
+    targets = tuple({"boxes": torch.ones(n, 4)} for n in (3, 1, 2))
+    select = RowSelector("step")
+    args, kwargs = select((batch, (x, 5), targets), {"flag": True}, 3, range(1, 3))
     assert torch.equal(args[0]["x"], x[1:])
     assert args[0]["names"] == ["b", "c"]
     assert args[0]["keep"] is keep
     assert args[0]["n"].tolist() == [1, 2]
     assert torch.equal(args[1][0], x[1:])
+    assert [len(target["boxes"]) for target in args[2]] == [1, 2]
     assert (args[1][1], kwargs) == (5, {"flag": True})
 
 
 def test_arguments_without_rows_are_refused() -> None:
     with pytest.raises(UsageError, match=r"no argument of step has 3 rows.*accumulate=2"):
-        select_rows(((torch.ones(2, 3),), {}), 3, range(1), "step")
+        RowSelector("step")((torch.ones(2, 3),), {}, 3, range(1))
+    with pytest.raises(UsageError, match="PackedSequence"):
+        RowSelector("step")((nn.utils.rnn.pack_sequence([torch.ones(2)]),), {}, 1, range(1))
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_list_of_batches_is_told_from_a_list_of_samples_by_earlier_calls(samples: bool) -> None:
+    square = [torch.ones(2, 2), torch.zeros(2, 2)]
+    select = RowSelector("step")
+    with pytest.raises(UsageError, match="separate arguments"):
+        select((square,), {}, 2, range(1))
+    assert [len(item) for item in select(([square[0], torch.ones(2)],), {}, 2, range(1))[0][0]] == [
+        1,
+        1,
+    ]
+    earlier = [torch.ones(2, 2)] * 3 if samples else [torch.ones(3, 2)] * 2
+    select((earlier,), {}, 3, range(1))
+    (found,), _ = select((square,), {}, 2, range(1))
+    assert [len(item) for item in found] == ([2] if samples else [1, 1])
 
 
 def test_results_of_parts_become_one() -> None:
