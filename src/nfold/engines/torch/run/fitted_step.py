@@ -61,9 +61,9 @@ class StepAbandoned(Exception):
 class FitGuard:
     """Agrees over all ranks, on the host, whether the gradients of a step were computed.
 
-    Every step is confirmed once: at the end of its first exchanged backward, or before a CUDA graph or
-    an update. With several models
-    the order of their buckets is known only then: none is sent before.
+    Every step is confirmed once: at the end of its first exchanged backward, or before a CUDA graph
+    or an update. With several models the order of their buckets is known only at the end of
+    backward: none is sent before.
     """
 
     def __init__(
@@ -210,6 +210,7 @@ class FittedStep:
         self._name = getattr(function, "__name__", type(function).__name__)
         self._select_rows = RowSelector(self._name)
         self._bookkeeping, self._plan = bookkeeping, plan
+        self._devices = Devices((bookkeeping.device,))
         self._world_size = plan.devices or 1
         self._search: MicroBatchSearch | None = None
         self.is_running = False
@@ -252,7 +253,7 @@ class FittedStep:
 
     def _now(self) -> float:
         if self._search is not None and not self._search.is_done:
-            Devices((self._bookkeeping.device,)).synchronize()
+            self._devices.synchronize()
         return time.perf_counter()
 
     @contextmanager
@@ -275,7 +276,7 @@ class FittedStep:
                 self._check_order()
                 return result
             except (RuntimeError, MemoryError) as error:
-                translated = translate_chained_error(error, self._peak_bytes)
+                translated = translate_chained_error(error, self._devices.peak_memory_bytes)
                 if not isinstance(translated, OutOfMemory):
                     raise
                 if not self._guard.is_open:
@@ -323,6 +324,7 @@ class FittedStep:
             saved = _copies(buffers)
 
         def restore() -> None:
+            self._devices.synchronize()  # kernels on a capture stream that was left by an error
             set_random_state(random)
             for optimizer in prepared.optimizers:
                 optimizer.zero_grad(set_to_none=True)
@@ -335,12 +337,11 @@ class FittedStep:
     def _free_memory(self) -> None:
         if isinstance(self._function, CapturedStep):
             self._function.close()
+        if "compiled" in (self._plan.step or ""):
+            torch.compiler.reset()  # the next size would be compiled for all sizes, which is slower
         gc.collect()
-        if self._bookkeeping.device.type == "cuda":
+        if self._devices.is_cuda:
             torch.cuda.empty_cache()
-
-    def _peak_bytes(self) -> int:
-        return Devices((self._bookkeeping.device,)).peak_memory_bytes()
 
     def _describe(self, search: MicroBatchSearch, share: BatchShare) -> str:
         each = -(-share.global_count // self._world_size)

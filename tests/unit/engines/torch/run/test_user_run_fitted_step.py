@@ -92,6 +92,24 @@ def test_what_waits_for_other_ranks_is_refused_in_a_step() -> None:
     assert run.sum(1) == 1
 
 
+def test_a_smaller_size_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = nfold.Run(device="cpu", memory="fit", step="compiled")
+    resets: list[int] = []
+    sizes: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(sizes)))
+
+    @run.step
+    def step(x: Tensor) -> None:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.warns(UserWarning, match="no model is prepared"):
+        step(next(iter(run.loader(torch.ones(4, 2), batch_size=4))))
+    assert sizes == [4, 2, 2]
+    assert set(resets) == {1}
+
+
 def test_batches_of_other_loaders_are_not_divided() -> None:
     run, model = nfold.Run(device="cpu", memory="fit"), Net(1)
     run.prepare(model)
