@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nfold.core.errors import UsageError
-from nfold.core.plan import Plan
+from nfold.core.plan import SAFE_PLAN, Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.lr_schedule import linear_scaling_rule
 from nfold.engines.torch.run.job import complete_run_plan, join_job
@@ -42,14 +42,17 @@ class Run(UserRun):
     Joins the job of ``RANK`` and ``WORLD_SIZE``; without them it is the only rank. The plan comes
     from ``nfold.toml`` in the working directory, the flags of ``nfold run``, ``plan``, and
     ``fields`` (``precision="bf16"``, ``accumulate=4``, ...); later sources override earlier ones.
+    On GPUs the field ``step``, if no source sets it, is chosen by measurement in the first steps of
+    the training. ``plan="safe"`` leaves it, and the kernels of optimizers and convolutions, as
+    PyTorch has them.
 
     Raises:
         UsageError: The plan cannot be followed by a script.
         DevicesMissing: This rank has no GPU of its own.
     """
 
-    def __init__(self, plan: Plan | None = None, **fields: Any) -> None:
-        requested = _merge_plan_sources(plan, fields)
+    def __init__(self, plan: Plan | Literal["safe"] | None = None, **fields: Any) -> None:
+        requested, is_safe = _merge_plan_sources(plan, fields)
         job = join_job(requested.device)
         folder = os.environ.get(FOLDER_VARIABLE)
         observer = (
@@ -57,7 +60,9 @@ class Run(UserRun):
             if folder is None
             else HeartbeatObserver(HandoffFolder(Path(folder)), job.rank)
         )
-        super().__init__(complete_run_plan(requested, job), job, observer)
+        automatic = job.device.type == "cuda" and not is_safe
+        plan = complete_run_plan(requested, job, is_automatic=automatic)
+        super().__init__(plan, job, observer, is_automatic=automatic)
         self._folder = None if folder is None else Path(folder)
 
     def log(self, **values: Any) -> None:
@@ -72,7 +77,7 @@ class Run(UserRun):
             for name, value in values.items()
         }
         texts = (
-            f"{name} {value:.5g}" if isinstance(value, float) else f"{name} {value}"
+            f"{name} {_format_float(value)}" if isinstance(value, float) else f"{name} {value}"
             for name, value in numbers.items()
         )
         sys.stdout.write(" · ".join(texts) + "\n")
@@ -92,21 +97,30 @@ class HeartbeatObserver(Observer):
         self._heart.beat(phase, step, total, time.monotonic_ns())
 
 
-def _merge_plan_sources(plan: Plan | None, fields: dict[str, Any]) -> Plan:
+def _format_float(value: float) -> str:
+    return f"{value:.0f}" if 1e5 <= value < 1e12 else f"{value:.5g}"
+
+
+def _merge_plan_sources(plan: Plan | str | None, fields: dict[str, Any]) -> tuple[Plan, bool]:
+    """Return the merged plan, and whether it is safe: no field is left to a search."""
     file = Path(PLAN_FILE)
     merged = Plan.from_toml(file.read_text()) if file.exists() else Plan()
     try:
-        flags = _non_default_fields(
-            Plan.from_dict(json.loads(os.environ.get(PLAN_VARIABLE) or "{}"))
-        )
+        values = json.loads(os.environ.get(PLAN_VARIABLE) or "{}")
     except ValueError as error:
         raise UsageError(f"{PLAN_VARIABLE} is not JSON: {error}") from None
+    is_safe = values.pop(SAFE_PLAN, False)
+    flags = _non_default_fields(Plan.from_dict(values))
+    if isinstance(plan, str):
+        if plan != SAFE_PLAN:
+            raise UsageError(f"plan {plan!r}: allowed are 'safe' and a nfold.Plan")
+        plan, is_safe = None, True
     for name, setting in LOOP_FIELDS.items():
         if name in flags or name in fields:
             raise UsageError(f"{name} cannot be set in the plan of a script; next: {setting}")
     for source in (flags, {} if plan is None else _non_default_fields(plan), fields):
         merged = merged.edit(**source)
-    return merged
+    return merged, is_safe
 
 
 def _non_default_fields(plan: Plan) -> dict[str, Any]:

@@ -47,6 +47,7 @@ MINIMUM_VALUES: dict[str, int] = {
     "warmup_steps": 0,
 }
 
+SAFE_PLAN = "safe"  # in place of a script's plan: no field is chosen by a search
 WARMUP_STEPS = 10
 MIN_TIMED_STEPS = 5  # fewer are not a measurement
 LONG_STEP_S = 0.3  # if steps take longer, fewer are run: 57 as in a probe run would take 17 s

@@ -23,6 +23,8 @@ foreach_add = torch._foreach_add_
 foreach_copy = torch._foreach_copy_
 foreach_mul = torch._foreach_mul_
 is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+# Context in which functions do not call ``__torch_function__`` of subclasses of Tensor.
+no_torch_function: Any = torch._C.DisableTorchFunctionSubclass
 default_store: Any = distributed_c10d._get_default_store
 new_shared_storage: Any = torch.UntypedStorage._new_shared
 # Calls a function at the end of the current backward, as DistributedDataParallel and FSDP do.
@@ -54,8 +56,15 @@ def check_input_dimensions(layer: batchnorm._BatchNorm, x: Tensor) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether ``module.compile()`` was called."""
-    return getattr(module, "_compiled_call_impl", None) is not None
+    """Return whether ``module.compile()`` or ``torch.compile(module)`` was called."""
+    called = getattr(module, "_compiled_call_impl", None) is not None
+    return called or "_orig_mod" in module._modules
+
+
+def has_module_hooks(module: nn.Module) -> bool:
+    """Return whether a forward or backward of the module calls hooks."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks
+    return any(hooks)
 
 
 def is_flat_parameter(parameter: Tensor) -> bool:

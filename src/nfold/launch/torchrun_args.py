@@ -18,7 +18,7 @@ import psutil
 
 from nfold.core.errors import DevicesMissing, UnknownValue, UsageError
 from nfold.core.machine import Machine
-from nfold.core.plan import PLAN_FIELDS, Plan, parse_device_count
+from nfold.core.plan import PLAN_FIELDS, SAFE_PLAN, Plan, parse_device_count
 from nfold.launch.launch_spec import LOOPBACK_ENVIRONMENT, check_positive_seconds
 
 STATIC_PORT = 29500  # torchrun's default of --master-port
@@ -163,17 +163,24 @@ def check_target(args: TorchrunArgs) -> None:
 
 
 def parse_plan_fields(pairs: Sequence[str]) -> dict[str, Any]:
-    """Return the plan fields that ``NAME=VALUE`` pairs set, checked."""
+    """Return the plan fields that ``NAME=VALUE`` pairs set, checked.
+
+    ``safe`` alone leaves no field to a search; it becomes ``{"safe": True}``.
+    """
     fields: dict[str, Any] = {}
     for pair in pairs:
+        if pair == SAFE_PLAN:
+            continue
         name, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"--plan {pair}: allowed is NAME=VALUE; next: --plan precision=bf16")
+            raise UsageError(
+                f"--plan {pair}: allowed are NAME=VALUE and safe; next: --plan precision=bf16"
+            )
         if name not in PLAN_FIELDS:
             raise UnknownValue("plan field", name, PLAN_FIELDS)
         fields[name] = int(value) if value.isdecimal() else value
     Plan(**fields)
-    return fields
+    return {**fields, SAFE_PLAN: True} if SAFE_PLAN in pairs else fields
 
 
 def parse_devices(nproc: str | None, fields: dict[str, Any]) -> tuple[str | None, str | None]:

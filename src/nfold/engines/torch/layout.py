@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import Any
 
@@ -41,16 +42,20 @@ def subclass_with_forward(
     """
 
     def reduce(self: nn.Module, protocol: Any) -> Any:
-        reduced: Any = nn.Module.__reduce_ex__(self, protocol)
-        return (_new_instance, (original,), *reduced[2:])
+        reduced: Any = original.__reduce_ex__(self, protocol)
+        parts = (original if one is type(self) else one for one in (reduced[0], *reduced[1]))
+        build, *arguments = parts
+        if build is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle checks its class
+            build = _new_instance
+        return (build, tuple(arguments), *reduced[2:])
 
     body = {"forward": forward, "original": original, "__reduce_ex__": reduce}
     body |= {"__module__": original.__module__, "__doc__": original.__doc__}
     return type(original.__name__, (marker, original), body)
 
 
-def _new_instance(original: type[nn.Module]) -> nn.Module:
-    return original.__new__(original)
+def _new_instance(original: type[nn.Module], *arguments: Any) -> nn.Module:
+    return original.__new__(original, *arguments)
 
 
 ALIGNMENT = 8  # 16-bit numbers of a row that tensor cores read at once

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import operator
+import weakref
 from collections import UserDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,22 +15,44 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with every tensor changed; other values are not copied."""
+    """Return the same structure with every tensor changed.
+
+    Values in which no tensor becomes another one are returned themselves: a function may add to a
+    list or a dictionary that its caller reads afterwards.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, PackedSequence):
         data, batch_sizes, *orders = value  # sizes stay on the host
         return type(value)(change(data), batch_sizes, *(map_tensors(o, change) for o in orders))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
-    if type(value) in (list, tuple):
-        return type(value)(map_tensors(item, change) for item in value)
+    if type(value) in (list, tuple) or _is_named_tuple(value):
+        items = [map_tensors(item, change) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
     if isinstance(value, dict | UserDict):
-        own = copy.copy(value)
-        for name, item in value.items():
-            own[name] = map_tensors(item, change)
-        return own
+        items = [map_tensors(item, change) for item in value.values()]
+        if all(map(operator.is_, items, value.values())):
+            return value
+        if type(value) is dict:  # torch.compile knows no copy.copy
+            return dict(zip(value, items, strict=True))
+        return _with_items(value, items)
     return value
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _with_items(value: Any, items: Iterable[Any]) -> Any:
+    """Return a copy of a dictionary with other items, also where they are attributes."""
+    own = copy.copy(value)
+    attributes = getattr(own, "__dict__", {})
+    for (name, before), item in zip(value.items(), items, strict=True):
+        own[name] = item
+        if name in attributes and attributes[name] is before:
+            attributes[name] = item
+    return own
 
 
 def collect_tensors(value: Any) -> list[Tensor]:
@@ -47,7 +71,7 @@ def collect_tensors(value: Any) -> list[Tensor]:
 class TensorTree:
     """A nested value without its tensors; equal for values that differ only in their tensors.
 
-    ``kind`` is a type, or the keys of a dictionary. A leaf has no children: its kind is TENSOR, or a
+    ``kind`` is a type, or a DictionaryKind. A leaf has no children: its kind is TENSOR, or a
     ConstantLeaf.
     """
 
@@ -58,33 +82,59 @@ class TensorTree:
         if self.children is None:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
-        if isinstance(self.kind, tuple):
-            return dict(zip(self.kind, items, strict=True))
+        if isinstance(self.kind, DictionaryKind):
+            return _with_items(self.kind.empty, items)
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
 
 @dataclass(frozen=True)
+class DictionaryKind:
+    """The class and the keys of a dictionary; ``empty`` is one with these keys and no values."""
+
+    kind: type
+    keys: tuple[Hashable, ...]
+    empty: Any = field(compare=False)
+
+
 class ConstantLeaf:
-    """A value that is no tensor: numbers and texts are compared, others by identity."""
+    """A value that is no tensor: numbers and texts are compared, others by identity.
 
-    value: Any = field(compare=False)
+    Keeps no object alive: trees are keys, and an object may be a batch.
+    """
 
-    def _key(self) -> Hashable:
-        comparable = isinstance(self.value, int | float | str | bytes | type(None))
-        return (type(self.value), self.value) if comparable else id(self.value)
+    def __init__(self, value: Any) -> None:
+        self._is_plain = isinstance(value, int | float | str | bytes | type(None))
+        self._key: Hashable = (type(value), value) if self._is_plain else id(value)
+        self._reference: Callable[[], Any]
+        try:
+            self._reference = weakref.ref(value)
+        except TypeError:
+            self._reference = lambda: value
+
+    @property
+    def value(self) -> Any:
+        """The value; None for an object that no longer exists."""
+        return self._reference()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConstantLeaf) and self._key() == other._key()
+        if not isinstance(other, ConstantLeaf) or self._key != other._key:
+            return False
+        return self._is_plain or self.value is other.value
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return hash(self._key)
 
 
 TENSOR = "a tensor"
 
 
 def flatten_tensors(value: Any) -> tuple[tuple[Tensor, ...], TensorTree]:
+    """Return the tensors of a nested value, and the value without them.
+
+    The tensors of other objects stay in the tree, also those of a PackedSequence, whose sizes on
+    the host decide what a GPU computes.
+    """
     tensors: list[Tensor] = []
     tree = _tensor_tree(value, tensors)
     return tuple(tensors), tree
@@ -94,11 +144,11 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
     if isinstance(value, Tensor):
         tensors.append(value)
         return TensorTree(TENSOR)
-    if type(value) is dict:
-        return TensorTree(
-            tuple(value), tuple(_tensor_tree(item, tensors) for item in value.values())
-        )
-    if type(value) in (list, tuple) or (isinstance(value, tuple) and hasattr(value, "_fields")):
+    if isinstance(value, dict | UserDict):
+        kind = DictionaryKind(type(value), tuple(value), _with_items(value, [None] * len(value)))
+        return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
+    is_sequence = type(value) in (list, tuple) or _is_named_tuple(value)
+    if is_sequence and not isinstance(value, PackedSequence):
         return TensorTree(
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
         )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
+from integration.scripts.user_models import AttributeDict, ModelOutput
 from nfold.engines.torch.nested_tensors import flatten_tensors, map_tensors
 
 
@@ -25,6 +26,10 @@ VALUES = [
     [ONE, {"a": TWO, "b": [3, None]}],
     Pair(ONE, {"x": (TWO,)}),
     {},
+    OrderedDict(a=ONE, b=OrderedDict(c=TWO)),
+    UserDict(a=ONE, b=[TWO, None]),
+    ModelOutput(loss=ONE, logits=TWO),
+    UserDict(a=[TWO], b="text"),
     7,
 ]
 
@@ -51,6 +56,9 @@ def test_forms_are_equal_where_only_tensors_differ() -> None:
         ({"a": ONE}, {"b": ONE}),
         ([ONE, object()], [ONE, object()]),
         ([ONE, None], [ONE, ONE]),
+        (OrderedDict(a=ONE), {"a": ONE}),
+        ({"a": ONE}, UserDict(a=ONE)),
+        (pack_sequence([torch.zeros(2)]), pack_sequence([torch.zeros(2)])),
     ],
 )
 def test_forms_differ_where_anything_else_does(one: object, other: object) -> None:
@@ -85,3 +93,36 @@ def test_a_dictionary_of_any_kind_stays_one_with_its_tensors_changed(kind: Any) 
     assert type(changed) is kind
     assert dict(changed) == {"a": [ONE + 10], "b": "text"}
     assert given["a"] == [ONE]
+
+
+@pytest.mark.parametrize("kind", [ModelOutput, AttributeDict])
+def test_attributes_of_a_dictionary_are_its_changed_items(kind: Any) -> None:
+    given = kind(loss=ONE, states=(ONE, TWO), cache=None)
+    tensors, form = flatten_tensors(given)
+    for changed in (
+        map_tensors(given, lambda tensor: tensor + 10),
+        form.fill(iter([tensor + 10 for tensor in tensors])),
+    ):
+        assert type(changed) is kind
+        assert changed["loss"] == ONE + 10
+        assert all(getattr(changed, name) is item for name, item in changed.items())
+    assert given.loss is given["loss"] is ONE
+
+
+@pytest.mark.parametrize("value", VALUES, ids=str)
+def test_a_value_whose_tensors_stay_is_returned_itself(value: object) -> None:
+    assert map_tensors(value, lambda tensor: tensor) is value
+    assert map_tensors((value, [ONE]), lambda x: TWO if x is ONE else x)[1] == [TWO]
+
+
+def test_objects_of_other_classes_are_passed_unchanged() -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = [ONE]
+
+        def __iter__(self) -> Any:
+            return iter(self.keys)
+
+    cache = Cache()
+    assert map_tensors([cache], lambda tensor: tensor + 10)[0] is cache
+    assert cache.keys == [ONE]

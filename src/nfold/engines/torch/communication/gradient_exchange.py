@@ -61,11 +61,18 @@ class Bucket:
             self.flat if payload_dtype is None else torch.empty_like(self.flat, dtype=payload_dtype)
         )
         self.ready: set[int] = set()
-        self._used_flags = [True] * len(self.parameters)
+        self._has_gradient: tuple[bool, ...] = ()
+        self._used_flags: dict[tuple[bool, ...], list[bool]] = {}
 
     @property
     def is_full(self) -> bool:
         return len(self.ready) == len(self.parameters)
+
+    @property
+    def lacks_trained(self) -> bool:
+        """Return whether a parameter that is not frozen has no gradient of this backward."""
+        places = enumerate(self.parameters)
+        return any(p.requires_grad and place not in self.ready for place, p in places)
 
     def gather(self, weight: float | None, *, accumulate: bool) -> None:
         """Copy the gradients in, weighted; ``accumulate`` adds them to earlier micro-batches.
@@ -75,6 +82,7 @@ class Bucket:
         already, and a weighted sum of equal values leaves it unchanged.
         """
         gradients = [_gradient(parameter) for parameter in self.parameters]
+        self._has_gradient = tuple(gradient is not None for gradient in gradients)
         if accumulate:
             self._add_in(gradients, 1.0 if weight is None else weight)
             return
@@ -129,15 +137,17 @@ class Bucket:
     def assign_gradients(self, *, check_unused: bool) -> None:
         """Set every parameter's gradient to its part of the sum.
 
-        ``check_unused``: a parameter was not used on this rank. If no rank used it, its gradient
-        becomes None, so that the optimizer skips it as on one device. Reading this waits for the
-        device. A CUDA graph takes the last answer, since its replays repeat the same step.
+        A frozen parameter without a gradient keeps none. ``check_unused``: another parameter was
+        not used on this rank. If no rank used it, its gradient becomes None too, so that the
+        optimizer skips it as on one device. Reading this waits for the device. A CUDA graph takes
+        the last answer for the same gradients of this rank, since its replays repeat the same step,
+        which may have several backwards.
         """
-        used = [True] * len(self.parameters)
+        used: Sequence[bool] = self._has_gradient
         if check_unused:
             if not (self.flat.is_cuda and torch.cuda.is_current_stream_capturing()):
-                self._used_flags = (self._used != 0).tolist()
-            used = self._used_flags
+                self._used_flags[self._has_gradient] = (self._used != 0).tolist()
+            used = self._used_flags.get(self._has_gradient, used)
         for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
             parameter.grad = view if is_used else None
 
@@ -246,30 +256,34 @@ class GradientExchange:
         self._overlaps = False
         self._pending: PendingBucket | None = None
         self.completed_backwards = 0
+        self.buckets: list[Bucket] = []
         self._locations: dict[nn.Parameter, tuple[int, int]] = {}
-        self._handles: list[RemovableHandle] = []
-        self._register_parameters()
+        self._add_buckets()
+        parameters = {parameter for group in self._groups for parameter in group}
+        self._handles = [
+            self._watch(p) for p in parameters if p.is_floating_point() or p.is_complex()
+        ]
 
-    def _register_parameters(self) -> None:
-        before = self._locations
-        groups = [[p for p in g if p.requires_grad or p in before] for g in self._groups]
-        new = [p for group in groups for p in group if p not in before]
-        if before and not new:
-            return
-        self.buckets = [
-            Bucket(filled, self._payload_dtype)
-            for group in reversed(groups)
-            for filled in split_into_buckets(group, *self._sizes)
-        ]
-        self._locations = {
-            parameter: (number, place)
-            for number, bucket in enumerate(self.buckets)
-            for place, parameter in enumerate(bucket.parameters)
-        }
-        self._handles += [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            for parameter in new
-        ]
+    def _watch(self, parameter: nn.Parameter) -> RemovableHandle:
+        # A frozen parameter refuses a hook, but keeps one.
+        is_trained, parameter.requires_grad = parameter.requires_grad, True
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            self._on_gradient
+        )
+        parameter.requires_grad_(is_trained)
+        return handle
+
+    def _add_buckets(self) -> None:
+        # Behind the others, which may hold gradients. Parameters that are frozen again keep their
+        # places, without a gradient: some scripts freeze a model for a part of every step.
+        for group in reversed(self._groups):
+            new = [p for p in group if p.requires_grad and p not in self._locations]
+            for filled in split_into_buckets(new, *self._sizes):
+                bucket = Bucket(filled, self._payload_dtype)
+                places = enumerate(bucket.parameters)
+                self._locations |= {p: (len(self.buckets), place) for place, p in places}
+                self.buckets.append(bucket)
+        self._frozen = [p for group in self._groups for p in group if p not in self._locations]
 
     @property
     def is_accumulating(self) -> bool:
@@ -307,14 +321,9 @@ class GradientExchange:
         self._accumulating = False
 
     def begin_epoch(self) -> None:
-        """Discard an unfinished step and register parameters that were unfrozen since.
-
-        Frozen parameters stay registered, without a gradient: some scripts freeze a model for a
-        part of every step.
-        """
+        """Discard an unfinished step."""
         self.reset()
         self._accumulating = False
-        self._register_parameters()
 
     def overlap_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the last bucket overlap with the optimizer's update of the other parameters.
@@ -361,6 +370,13 @@ class GradientExchange:
             raise UsageError(
                 "a second backward before optimizer.step(); next: one backward per step"
             )
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "gradients of backward(create_graph=True) cannot be exchanged; next: "
+                "torch.autograd.grad(..., create_graph=True), and backward() of a loss of its result"
+            )
+        if any(parameter.requires_grad for parameter in self._frozen):
+            self._add_buckets()
         self._running = True
         queue_backward_callback(self._finish_backward)
 
@@ -372,7 +388,7 @@ class GradientExchange:
                 "a gradient of the last step was not cleared, or a micro-batch had a second "
                 "backward; next: optimizer.zero_grad() after optimizer.step(), one backward each"
             )
-        weight = None if self._averages(bucket) else share.weight
+        weight = None if self._averages(bucket) or share.weight == 1 else share.weight
         bucket.gather(weight, accumulate=self._accumulating)
         if not share.is_last:
             bucket.clear_gradients()
@@ -400,10 +416,11 @@ class GradientExchange:
             self._send(bucket)
 
     def _finish_backward(self) -> None:
-        missing = [not bucket.is_full for bucket in self.buckets]
+        share = self._current_share.share
+        in_parts, last = share.micro_batches > 1, share.is_last
+        missing = [not b.is_full and (in_parts or b.lacks_trained) for b in self.buckets]
         while self._next < len(self.buckets):
             self._launch_bucket(self.buckets[self._next])
-        last = self._current_share.share.is_last
         if last:
             if self._guard is not None:
                 self._guard.confirm()

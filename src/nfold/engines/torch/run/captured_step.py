@@ -7,11 +7,14 @@ leaves it. If it cannot be captured, it runs eagerly, and one warning names the 
 from __future__ import annotations
 
 import atexit
+import os
 import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
 
 from nfold.core.errors import UsageError
 from nfold.core.source_location import is_user_code
@@ -37,22 +40,26 @@ class CapturedStep:
     ) -> None:
         self._function = function
         self._bookkeeping = bookkeeping
+        self._recorder = recorder
+        self._lacks_memory = False
         self._captured: CapturedFunction | None = CapturedFunction(
             self._call,
             recorder,
             recording=bookkeeping.recording,
             before_graph=bookkeeping.confirm_step,
+            on_eager=self._report_eager,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._captured is None:
             return self._function(*args, **kwargs)
+        self._bookkeeping.make_capturable()
         tensors, tree = flatten_tensors(to_device((args, kwargs), self._bookkeeping.device))
         try:
             return self._captured(tensors, tree, self._bookkeeping.captured_state())
         except CaptureFailed as failed:
-            self._give_up(failed)
-            return self._function(*args, **kwargs)
+            self._on_failure(self._captured, failed)
+        return self._function(*args, **kwargs)
 
     def close(self) -> None:
         if self._captured is not None:
@@ -70,9 +77,33 @@ class CapturedStep:
             )
         return result
 
+    def _on_failure(self, captured: CapturedFunction, failed: CaptureFailed) -> None:
+        self._bookkeeping.abandon_recording()
+        if failed.is_out_of_memory and captured.graphs:
+            captured.max_graphs, self._lacks_memory = captured.graphs, True
+        else:
+            self._give_up(failed)
+        if failed.__cause__ is not None:  # its frames hold the tensors of the recording
+            traceback.clear_frames(failed.__cause__.__traceback__)
+
+    def _report_eager(self) -> None:
+        captured = self._captured
+        assert captured is not None
+        if dist.is_initialized() and dist.get_rank() != 0 and not self._lacks_memory:
+            return
+        name, _ = _describe(self._function)
+        gib = self._recorder.pool_bytes() / 2**30
+        reason = " for lack of memory" if self._lacks_memory else ""
+        warnings.warn(
+            f"step {name}: {captured.graphs} CUDA graphs hold {gib:.2g} GiB; "
+            f"{captured.forms - captured.graphs} other sets of shapes, numbers and objects so far "
+            f"run eagerly{reason}; next: run.loader(..., pad_to=64) if lengths vary; a number that "
+            "changes in each step as a tensor",
+            stacklevel=5,  # the line that called the step
+        )
+
     def _give_up(self, failed: CaptureFailed) -> None:
         self.close()
-        self._bookkeeping.abandon_recording()
         self._captured = None
         name, line = _describe(self._function)
         cause = failed.__cause__
@@ -81,12 +112,18 @@ class CapturedStep:
                 line = f"{frame.filename}:{frame.lineno} ({frame.line})"
         warnings.warn(
             f"step {name} runs eagerly: {line} cannot be captured ({failed.reason})",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
 def captured_step(function: Callable[P, R], bookkeeping: RunBookkeeping) -> Callable[P, R]:
-    """Return the function as a captured step; its graphs are reset when the script ends."""
+    """Return the function as a captured step; its graphs are reset when the script ends.
+
+    Ranks whose batches have different lengths record a step at different times. NCCL must then not
+    register the buffers of captured collectives: with NVLink SHARP all ranks of a node take part in
+    a registration (NCCL 2.27 to 2.30, ``nvls.cc``), and a rank that runs eagerly does not.
+    """
+    os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")  # read at the first captured collective
     step = CapturedStep(function, bookkeeping, CudaGraphRecorder(bookkeeping.device))
     atexit.register(step.close)
     return wraps(function)(step)

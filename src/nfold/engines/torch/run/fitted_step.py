@@ -69,7 +69,7 @@ class FitGuard:
     def __init__(
         self,
         bookkeeping: RunBookkeeping,
-        build_exchange: Callable[[nn.Module], GradientExchange],
+        build_exchange: Callable[[list[nn.Parameter]], GradientExchange],
         world_size: int,
     ) -> None:
         self._bookkeeping, self._exchanges = bookkeeping, bookkeeping.exchanges
@@ -86,9 +86,9 @@ class FitGuard:
         """Begin a step; a single rank exchanges gradients only of several micro-batches."""
         self.is_open = True
         self._backwards_at_update = None
-        if micro_batches > 1:
-            models = self._bookkeeping.prepared.models[len(self._exchanges) :]
-            self._exchanges.extend(map(self._build_exchange, models))
+        if self._group is None and micro_batches > 1:
+            if not self._exchanges and self._bookkeeping.parameters:
+                self._exchanges.append(self._build_exchange(self._bookkeeping.parameters))
         elif self._group is None:
             for exchange in self._exchanges:
                 exchange.remove()
@@ -247,7 +247,11 @@ class FittedStep:
         models = self._bookkeeping.prepared.models
         modules = (module for model in models for module in model.modules())
         # Another shape is compiled or recorded again, and gives batch norm other statistics.
-        keeps = self._plan.step != "eager" or any(isinstance(m, BatchNorm) for m in modules)
+        keeps = (
+            isinstance(self._function, CapturedStep)
+            or "compiled" in self._bookkeeping.model_steps()
+            or any(isinstance(module, BatchNorm) for module in modules)
+        )
         factors = FACTORS[:1] if keeps else FACTORS
         return MicroBatchSearch(self._plan.accumulate, self._guard.largest, factors)
 
@@ -337,7 +341,7 @@ class FittedStep:
     def _free_memory(self) -> None:
         if isinstance(self._function, CapturedStep):
             self._function.close()
-        if "compiled" in (self._plan.step or ""):
+        if "compiled" in self._bookkeeping.model_steps():
             torch.compiler.reset()  # the next size would be compiled for all sizes, which is slower
         gc.collect()
         if self._devices.is_cuda:

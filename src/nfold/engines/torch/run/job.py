@@ -151,20 +151,23 @@ def _leave_at_exit() -> None:
     atexit.register(leave)
 
 
-def complete_run_plan(plan: Plan, job: Job) -> Plan:
+def complete_run_plan(plan: Plan, job: Job, *, is_automatic: bool = False) -> Plan:
     """Return the plan with all fields that act in a script set. Raises UsageError.
 
-    Fields that change numbers (bf16, compression) keep their defaults.
+    Fields that change numbers (bf16, compression) keep their defaults. ``is_automatic`` leaves
+    ``step`` open, to be chosen in the first steps; not for fp16, whose loss scale the host reads,
+    and not beside a search for the micro-batches or a sharded optimizer.
     """
     plan = plan.edit(device=job.device.type)
     if reason := first_broken_rule(script_rules(plan, job.world_size)):
         raise UsageError(reason)
     precision = plan.precision or "fp32"
+    is_open = precision != "fp16" and (plan.memory, plan.optimizer_state) == ("fixed", "whole")
     tensor_cores = plan.device == "cuda" and precision != "fp32"
     return plan.edit(
         devices=job.world_size,
         precision=precision,
         layout=plan.layout or ("channels_last" if tensor_cores else "channels_first"),
-        step=plan.step or "eager",
+        step=plan.step or (None if is_automatic and is_open else "eager"),
         workers=plan.workers or 0,
     )

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import Plan
-from nfold.engines.sampling import BatchDivision
+from nfold.engines.sampling import BatchDivision, BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.input.dataloader import identity, loader_options, prefetch_to_device
 from nfold.engines.torch.run.datasets import (
@@ -139,19 +139,29 @@ class RunLoader:
 
     ``position`` is the current position; ``seek`` sets that of the next iteration. An epoch that the
     loop left early is not continued: the next iteration begins the next epoch, also after a resume.
-    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch.
+    ``on_epoch_start`` is called when an epoch begins, ``on_batch`` with every batch and its share.
+    ``epochs`` is how many the training has, as far as is known.
     """
 
     data: Any
     config: LoaderConfig
     current_share: CurrentShare
     on_epoch_start: Callable[[], None]
-    on_batch: Callable[[], None] = lambda: None
+    on_batch: Callable[[Any, BatchShare], None] = lambda *_: None
+    epochs: int = 1
 
     def __post_init__(self) -> None:
         self._source = _build_reader(self.data, self.config)
         self.position = LoaderPosition()
         self._in_epoch = False
+
+    @property
+    def steps_left(self) -> int:
+        """Optimizer steps that are left of the epochs; 0 if their length is unknown."""
+        if self._source.samples is None:
+            return 0
+        epochs = max(1, self.epochs - self.position.epoch)
+        return epochs * len(self) // self.config.division.micro_batches - self.position.step
 
     def seek(self, position: LoaderPosition) -> None:
         """Begin the next iteration at ``position``, with the samples that it would have."""
@@ -194,7 +204,7 @@ class RunLoader:
         if not self._source.on_device:
             read = prefetch_to_device(read, self.config.device)
         for number, (part, batch, ids) in enumerate(read):
-            self.on_batch()
+            self.on_batch(batch, part.share)
             if part.is_padding and not self.config.train:
                 continue
             if self.config.train:
@@ -230,7 +240,16 @@ class MapStyleReader:
         parts = list(self._config.division.epoch_slices(self.samples or 0, skip))
         ids = [order[part.positions] for part in parts]
         self._sampler.batches = [each.tolist() for each in ids]
+        self._loader.generator = _worker_seeds(epoch)
         yield from zip(parts, self._loader, map(torch.from_numpy, ids), strict=True)
+
+
+def _worker_seeds(epoch: int) -> torch.Generator:
+    """Return a generator for the workers' seeds.
+
+    From the default one, a resumed epoch would draw them a second time before its dropout.
+    """
+    return torch.Generator().manual_seed((torch.initial_seed() + epoch) % 2**63)
 
 
 class _BatchListSampler(Sampler[list[int]]):
@@ -258,12 +277,12 @@ class IterableReader:
         self._config = config
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
-        del epoch
         batches = _IterableEpoch(self._start, self._config, skip)
         if not self._config.workers:
             yield from batches
             return
         options = loader_options(1, self._config.device.type, self._config.options)
+        options["generator"] = _worker_seeds(epoch)
         yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
 
 

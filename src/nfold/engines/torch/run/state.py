@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.checkpoint import TrainingState
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange, StepGuard
-from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions
+from nfold.engines.torch.run.prepared_module import prepared_forward
+from nfold.engines.torch.step.cuda_graph import captured_settings, lr_versions, make_capturable
 
 PREPARE_ADVICE = "next: model, optimizer = run.prepare(model, optimizer)"
 
 
-def missing_reason(prepared: TrainingState) -> str | None:
-    """Return what was not prepared although training needs it, or None."""
+def missing_reason(prepared: TrainingState, parameters: Iterable[nn.Parameter]) -> str | None:
+    """Return what was not prepared although training needs it, or None.
+
+    ``parameters`` are those that were prepared.
+    """
     if not prepared.models:
         return "no model is prepared: nfold exchanges no gradients; " + PREPARE_ADVICE
     if not prepared.optimizers:
         return f"no optimizer is prepared: steps and checkpoints lack it; {PREPARE_ADVICE}"
-    parameters = {parameter for model in prepared.models for parameter in model.parameters()}
     groups = [group for optimizer in prepared.optimizers for group in optimizer.param_groups]
-    missing = sum(p not in parameters for group in groups for p in group["params"])
+    known = set(parameters)
+    missing = sum(p not in known for group in groups for p in group["params"])
     if not missing:
         return None
     return (
         f"an optimizer updates {missing} parameters of no prepared model: their gradients are "
-        "not exchanged and devices diverge; next: run.prepare(module) of their module"
+        "not exchanged and devices diverge; next: run.prepare(module) of their module, again if "
+        "parameters were added later"
     )
 
 
@@ -41,7 +47,10 @@ Change = Callable[[], None]
 
 @dataclass(eq=False)
 class RunBookkeeping:
-    """Counts steps and steps schedules. Changes during a recording are deferred to its replays."""
+    """Counts steps and steps schedules. Changes during a recording are deferred to its replays.
+
+    ``on_step`` is called after every step that was counted.
+    """
 
     prepared: TrainingState
     current_share: CurrentShare
@@ -50,18 +59,17 @@ class RunBookkeeping:
 
     def __post_init__(self) -> None:
         self.exchanges: list[GradientExchange] = []
+        self.parameters: list[nn.Parameter] = []
         self.guard: StepGuard | None = None
         self._deferred: list[Change] | None = None
         self._backwards_at_step: dict[Optimizer, int] = {}
         self._warned = False
-        self._trained: tuple[bool, ...] = ()
+        self._capturable: set[Optimizer] = set()
+        self.on_step: Change = lambda: None
 
     def begin_epoch(self) -> None:
-        """Begin an epoch of training; note which parameters are frozen."""
         for exchange in self.exchanges:
             exchange.begin_epoch()
-        parameters = (p for model in self.prepared.models for p in model.parameters())
-        self._trained = tuple(parameter.requires_grad for parameter in parameters)
 
     def apply_or_defer(self, change: Change) -> None:
         """Make a change now or, during a recording, after each replay."""
@@ -101,6 +109,7 @@ class RunBookkeeping:
         if self.current_share.share.is_last:
             self.prepared.steps += 1
             self.observer.beat(Phase.STEPPING, self.prepared.steps)
+            self.on_step()
 
     def captured_state(self) -> Hashable:
         prepared = self.prepared
@@ -109,13 +118,24 @@ class RunBookkeeping:
             tuple(exchange.is_accumulating for exchange in self.exchanges),
             tuple(captured_settings(optimizer) for optimizer in prepared.optimizers),
             tuple(model.training for model in prepared.models),
-            self._trained,
+            tuple(parameter.requires_grad for parameter in self.parameters),
+            self.model_steps(),
         )
 
     def confirm_step(self) -> None:
         """Confirm a step whose last part updates, or is a CUDA graph that updates."""
         if self.guard is not None and self.current_share.share.is_last:
             self.guard.confirm()
+
+    def model_steps(self) -> tuple[str, ...]:
+        return tuple(prepared_forward(model).step for model in self.prepared.models)
+
+    def make_capturable(self) -> None:
+        """Let the prepared optimizers step inside a graph, each once."""
+        for optimizer in self.prepared.optimizers:
+            if optimizer not in self._capturable:
+                self._capturable.add(optimizer)
+                make_capturable(optimizer, self.device)
 
     def lr_versions(self) -> list[int]:
         return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]

@@ -1,9 +1,4 @@
-"""``nfold.Run`` behind its public name, and the preparation of a user's module.
-
-A prepared module stays the user's own object with its names, methods and state_dict: its class
-becomes a subclass whose forward moves the inputs and computes under autocast, as PyTorch's
-fully_shard does. A copy or a pickle of it is of the user's class.
-"""
+"""``nfold.Run`` behind its public name."""
 
 from __future__ import annotations
 
@@ -23,8 +18,8 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.checkpoint_folder import newest_checkpoint
+from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.batch_norm import synchronize_batch_norm
 from nfold.engines.torch.checkpoint import (
     TrainingState,
     find_checkpoint,
@@ -44,18 +39,12 @@ from nfold.engines.torch.communication.sharded_optimizer import (
     ShardedOptimizer,
     require_separate_updates,
 )
-from nfold.engines.torch.input.dataloader import to_device
-from nfold.engines.torch.layout import (
-    MEMORY_FORMATS,
-    ChangedForward,
-    apply_layout,
-    subclass_with_forward,
-)
 from nfold.engines.torch.lr_schedule import intercept_steps
-from nfold.engines.torch.nested_tensors import map_tensors
-from nfold.engines.torch.precision import AUTOCAST, LossScale, Precision
+from nfold.engines.torch.precision import LossScale, Precision
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
+from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
+from nfold.engines.torch.run.closures import share_closures
 from nfold.engines.torch.run.fitted_step import (
     FitGuard,
     FittedStep,
@@ -64,49 +53,13 @@ from nfold.engines.torch.run.fitted_step import (
 )
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.loader import RunLoader, build_loader_config, resolve_settings
+from nfold.engines.torch.run.padding import PaddingValues, apply_padding
+from nfold.engines.torch.run.plan_switch import RunPlanSwitch
+from nfold.engines.torch.run.prepared_module import prepare_module
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
-from nfold.engines.torch.step.cuda_graph import make_capturable
+from nfold.engines.torch.run.training_rate import TrainingRate
+from nfold.engines.torch.step.cuda_graph import use_fused_kernels
 from nfold.instrument.torch_private import collective_count
-
-
-class PreparedMarker(ChangedForward): ...
-
-
-def prepare_module(
-    module: nn.Module, plan: Plan, device: torch.device, current_share: CurrentShare | None = None
-) -> nn.Module:
-    """Return the same module, moved to ``device`` and prepared for the complete ``plan``.
-
-    A prepared module is not changed. ``current_share`` is this rank's share of each step; without it
-    all ranks count the same.
-    """
-    if isinstance(module, PreparedMarker):
-        return module
-    module.to(device)
-    if plan.layout == "channels_last":
-        apply_layout(module, plan.layout)
-    synchronize_batch_norm(module, plan, current_share or CurrentShare(plan.devices or 1))
-    module.__class__ = _prepared_class(type(module), plan, device)
-    return module
-
-
-def _prepared_class(original: type[nn.Module], plan: Plan, device: torch.device) -> type[nn.Module]:
-    inner: Callable[..., Any] = original.forward
-    if "compiled" in (plan.step or ""):
-        inner = torch.compile(inner)
-    half = AUTOCAST.get(plan.precision or "fp32")
-    memory = MEMORY_FORMATS["channels_last"] if plan.layout == "channels_last" else None
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = to_device((args, kwargs), device, memory)
-        if half is None:
-            return inner(self, *args, **kwargs)
-        with torch.autocast(device.type, dtype=half):
-            outputs = inner(self, *args, **kwargs)
-            return map_tensors(outputs, lambda out: out.float() if out.dtype == half else out)
-
-    return subclass_with_forward(original, PreparedMarker, forward)
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,18 +73,22 @@ EVALUATION_WARNING = (
 class UserRun:
     """One rank of a data-parallel run of a user's script. ``plan`` needs no batch."""
 
-    def __init__(self, plan: Plan, job: Job, observer: Observer) -> None:
+    def __init__(
+        self, plan: Plan, job: Job, observer: Observer, is_automatic: bool = False
+    ) -> None:
         self.plan = plan
         self._job = job
         self._observer = observer
+        self._is_automatic = is_automatic
         self._current_share = CurrentShare(job.world_size)
         self._scale = LossScale() if plan.precision == "fp16" else None
-        self._prepared = TrainingState(
-            scaler=self._scale, capture_device=job.device if self._captures else None
-        )
+        self._prepared = TrainingState(scaler=self._scale)
         self._bookkeeping = RunBookkeeping(
             self._prepared, self._current_share, observer, job.device
         )
+        self._is_captured = False
+        self._automatic: AutomaticPlan | None = None
+        self._training_rate = TrainingRate(job.device)
         if self._fits:
             self._bookkeeping.guard = FitGuard(
                 self._bookkeeping, self._build_exchange, job.world_size
@@ -143,6 +100,8 @@ class UserRun:
         # Collectives before the evaluation whose results no collective has combined yet.
         self._collectives_before_evaluation: int | None = None
         Precision(plan.precision or "fp32", job.device)
+        if is_automatic and not torch.backends.cudnn.deterministic:
+            torch.backends.cudnn.benchmark = True
 
     @property
     def rank(self) -> int:
@@ -165,6 +124,11 @@ class UserRun:
         return self._job.device
 
     @property
+    def is_choosing(self) -> bool:
+        """Return whether the automatic plan still tries candidates, or waits until it may."""
+        return self._automatic is not None and self._automatic.is_searching
+
+    @property
     def steps(self) -> int:
         """Optimizer steps so far, with those before a resume."""
         return self._prepared.steps
@@ -179,9 +143,14 @@ class UserRun:
             The same objects, in order: a single one by itself, several as a tuple.
 
         Raises:
-            UsageError: An object is of another type.
+            UsageError: An object is of another type, or uses several devices itself.
         """
         for one in objects:
+            if isinstance(one, nn.DataParallel | nn.parallel.DistributedDataParallel):
+                raise UsageError(
+                    f"a {type(one).__name__} cannot be prepared, because it uses several devices "
+                    "itself; next: run.prepare(model) of the model in it"
+                )
             if isinstance(one, nn.Module):
                 self._prepare_model(one)
             elif isinstance(one, Optimizer):
@@ -196,19 +165,23 @@ class UserRun:
         return objects[0] if len(objects) == 1 else objects
 
     def _prepare_model(self, module: nn.Module) -> None:
-        if module in self._prepared.models:
-            return
         prepare_module(module, self.plan, self._job.device, self._current_share)
+        known = set(self._bookkeeping.parameters)
+        new = [parameter for parameter in module.parameters() if parameter not in known]
+        self._bookkeeping.parameters += new
         if self._job.world_size > 1:
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in (*new, *module.buffers()):
                 apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
-        if self._job.world_size > 1 or self.plan.accumulate > 1:
-            self._bookkeeping.exchanges.append(self._build_exchange(module))
-        self._prepared.models.append(module)
+        if new and (
+            self._job.world_size > 1 or self.plan.accumulate > 1 or self._bookkeeping.exchanges
+        ):
+            self._bookkeeping.exchanges.append(self._build_exchange(new))
+        if module not in self._prepared.models:
+            self._prepared.models.append(module)
 
-    def _build_exchange(self, module: nn.Module) -> GradientExchange:
+    def _build_exchange(self, parameters: list[nn.Parameter]) -> GradientExchange:
         return GradientExchange(
-            [module.parameters()],
+            [parameters],
             self._job.world_size,
             self._current_share,
             payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
@@ -219,16 +192,18 @@ class UserRun:
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
             return
+        if self._exchanges:
+            share_closures(optimizer, self._current_share, self.device, self.world_size)
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if isinstance(self._bookkeeping.guard, FitGuard):
             optimizer.register_step_pre_hook(self._bookkeeping.guard.confirm_update)
+        if self._is_automatic:
+            use_fused_kernels(optimizer)
         if self.plan.optimizer_state == "sharded":
             require_separate_updates(optimizer)
             if self.world_size > 1:
                 sharded = ShardedOptimizer(optimizer, self.rank, self.world_size)
                 self._prepared.sharded[optimizer] = sharded
-        if self._captures:
-            make_capturable(optimizer, self.device)
         if self._scale is not None:
             self._scale.require_scaled_backward(optimizer)
         self._prepared.optimizers.append(optimizer)
@@ -237,13 +212,19 @@ class UserRun:
         if schedule in self._prepared.schedulers:
             return
 
-        if self.plan.accumulate > 1 or self._captures or self._fits:
+        if self.plan.accumulate > 1 or self._may_capture or self._fits:
             intercept_steps(schedule, self._bookkeeping.apply_once_per_step)
         self._prepared.schedulers.append(schedule)
 
     @property
-    def _captures(self) -> bool:
-        return "captured" in (self.plan.step or "") and self.device.type == "cuda"
+    def _exchanges(self) -> bool:
+        return self.world_size > 1 or self.plan.accumulate > 1 or self._fits
+
+    @property
+    def _may_capture(self) -> bool:
+        """Return whether a decorated step is captured: requested, or chosen because it can be."""
+        requested = "captured" in (self.plan.step or "")
+        return (requested or self.plan.step is None) and self.device.type == "cuda"
 
     @property
     def _fits(self) -> bool:
@@ -259,7 +240,10 @@ class UserRun:
         drop_last: bool | None = None,
         workers: int | None = None,
         augment: AugmentOption | None = None,
+        epochs: int = 1,
         collate: Callable[[list[Any]], Any] | None = None,
+        pad_to: int | None = None,
+        padding: PaddingValues | None = None,
         **options: Any,
     ) -> RunLoader:
         """Return this rank's batches of ``data``, on its device; iterate once per epoch.
@@ -277,7 +261,12 @@ class UserRun:
             workers: Worker processes; 1 for iterable data.
             augment: A function of each batch on the device, or ``nfold.Images``, whose draws do not
                 depend on the number of ranks.
+            epochs: How often the script will iterate over the loader. The automatic plan may take
+                longer for a longer training.
             collate: Makes a batch of a list of samples.
+            pad_to: Pad integer tensors [n, length] of a batch to a multiple of this length.
+            padding: The padding values by name or position in a batch; None: not padded. Default: 0
+                for input_ids, attention_mask and token_type_ids, -100 for labels.
             **options: Further options of DataLoader.
 
         Raises:
@@ -292,24 +281,46 @@ class UserRun:
             "collate": collate,
         }
         data, settings = resolve_settings(data, arguments, options)
+        data, settings["collate"] = apply_padding(data, settings["collate"], pad_to, padding)
         settings["augment"] = build_augment(augment, self.plan, self.device)
         config = build_loader_config(settings, self.plan, self._job, train=train)
         if not train:
             return RunLoader(
-                data, config, self._current_share, self._begin_evaluation, self._report_evaluation
+                data,
+                config,
+                self._current_share,
+                self._begin_evaluation,
+                lambda *_: self._report_evaluation(),
             )
         loader = RunLoader(
-            data, config, self._current_share, self._begin_training, self._report_training
+            data,
+            config,
+            self._current_share,
+            lambda: self._begin_training(loader),
+            self._count_batch,
+            epochs,
         )
         self._prepared.loaders.append(loader)
         return loader
 
-    def _begin_training(self) -> None:
+    def _begin_plan(self, loader: RunLoader) -> None:
+        """Execute steps as the plan says, or begin to choose how; an epoch begins."""
+        if self._automatic is None:
+            switch = RunPlanSwitch(self.plan, self._job, self._bookkeeping, self._is_captured)
+            is_active = self.plan.step is None
+            self._automatic = AutomaticPlan(switch, self._job, is_active=is_active)
+            self._bookkeeping.on_step = self._automatic.on_step
+        self._automatic.on_epoch(loader.steps_left)
+
+    def _begin_training(self, loader: RunLoader) -> None:
         if self._fits:
             require_step(self._fitted_steps)
         self._report_training()
+        self._training_rate.resume()
         self._bookkeeping.begin_epoch()
-        reasons = [missing_reason(self._prepared)]
+        if self._prepared.models:
+            self._begin_plan(loader)
+        reasons = [missing_reason(self._prepared, self._bookkeeping.parameters)]
         if self._evaluation_not_reduced():
             reasons.append(EVALUATION_WARNING.format(ranks=self.world_size))
         self._collectives_before_evaluation = None
@@ -319,13 +330,20 @@ class UserRun:
                 warnings.warn(reason, stacklevel=3)  # the loop over run.loader
 
     def _report_training(self) -> None:
-        self._observer.beat(Phase.STEPPING if self.steps else Phase.FIRST_STEP, self.steps)
+        builds = self._automatic is not None and self._automatic.is_building
+        phase = Phase.FIRST_STEP if builds or not self.steps else Phase.STEPPING
+        self._observer.beat(phase, self.steps)
+
+    def _count_batch(self, batch: Any, share: BatchShare) -> None:
+        self._report_training()
+        self._training_rate.count(batch, share)
 
     def _report_evaluation(self) -> None:
         self._observer.beat(Phase.EVALUATING, self.steps)
 
     def _begin_evaluation(self) -> None:
         self._report_evaluation()
+        self._training_rate.pause()
         for model in self._prepared.models:
             average_buffers(model, self.world_size)
         if self.world_size > 1:
@@ -343,7 +361,9 @@ class UserRun:
         value leaves it. If it cannot be captured (on a CPU, or because a line waits for the device),
         it runs eagerly with one warning.
         """
-        if self._captures:
+        if self._may_capture:
+            self._is_captured = True
+            self._prepared.capture_device = self.device
             own = captured_step(function, self._bookkeeping)
         else:
             own = function
@@ -384,6 +404,16 @@ class UserRun:
         self._refuse_in_step("run.mean")
         real = 1 if count is None else self._current_share.real_count(count)
         return weighted_mean(value, real, self.device, self.world_size)
+
+    def rate(self) -> dict[str, float]:
+        """Return ``samples_per_s`` and, if batches are tokens, ``tokens_per_s`` of all devices.
+
+        They are those of the training loops since the last call, without evaluations. Tokens are the
+        positions of ``input_ids``, or of integers [n, length] that a batch begins with, with padding;
+        sequences of other devices count as long as this device's. Empty if nothing was trained.
+        Waits for the device: do not call it in every step.
+        """
+        return self._training_rate.take()
 
     def checkpoint(self, folder: str | Path, *, keep: int = 2, **values: Any) -> Path:
         """Write the state of training into ``folder``; all ranks must call it.

@@ -26,6 +26,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from nfold.engines.torch.batch import Tensors, tensor_signature
 from nfold.engines.torch.nested_tensors import map_tensors
+from nfold.engines.torch.step.activation_checkpointing import RandomDraws, checkpoints_recorded
 from nfold.instrument import torch_private
 
 MEMSET_NODE_TYPE = 2  # CUgraphNodeType
@@ -197,6 +198,8 @@ def _driver() -> ctypes.CDLL:
 
 WARM_UP_CALLS = 3  # calls with a shape before it is recorded
 MAX_GRAPHS = 16  # a function with more shapes runs the others eagerly
+MANY_FORMS = 32  # so many without a graph are reported
+MAX_FORMS = 1024  # whose calls are counted; more are forgotten, so that memory is bounded
 
 Function = Callable[..., Any]
 Recording = Callable[[], AbstractContextManager[Callable[[], None]]]
@@ -215,6 +218,9 @@ class GraphRecorder(Protocol):
     def record(self, call: Callable[[], Any]) -> tuple[RecordedGraph, Any]:
         """Record a call without running it; return the graph, and the result that a replay fills."""
 
+    def pool_bytes(self) -> int:
+        """Return the bytes that PyTorch's allocator reserves for the graphs; slow."""
+
 
 class CudaGraphRecorder:
     """Records on one side stream, all graphs in one memory pool.
@@ -226,11 +232,12 @@ class CudaGraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._random_draws = RandomDraws(device)
 
     def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), self._random_draws.observe():
             result = call()
         current.wait_stream(self._stream)
         return result
@@ -243,7 +250,7 @@ class CudaGraphRecorder:
         before = [state.clone_state() for state in torch.cuda.default_generators]
         error: Exception | None = None
         try:
-            with context:
+            with context, checkpoints_recorded(draws_random_numbers=self._random_draws.found):
                 try:
                     result = call()
                 except Exception as raised:  # the context raises another one
@@ -260,7 +267,6 @@ class CudaGraphRecorder:
         return graph, result
 
     def pool_bytes(self) -> int:
-        """Return the bytes that PyTorch's allocator reserves for the graphs; slow."""
         segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         own = tuple(self._pool)
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == own)
@@ -273,6 +279,10 @@ class CaptureFailed(Exception):
     def reason(self) -> str:
         cause = self.__cause__
         return str(cause).strip().split("\n")[0] or type(cause).__name__
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return isinstance(self.__cause__, torch.cuda.OutOfMemoryError)
 
 
 class GraphReplay:
@@ -303,8 +313,10 @@ class GraphReplay:
 class CapturedFunction:
     """A function of tensors and constants, replayed once its calls have been recorded.
 
-    There is one graph for every set of shapes and constants. ``recording`` yields a function that is
-    called after each replay, ``before_graph`` is called before a recording or a replay. Call ``close``
+    There is one graph for every form, a set of shapes and constants, at most ``max_graphs``.
+    ``recording`` yields a function that is called after each replay, ``before_graph`` is called before
+    a recording or a replay. ``on_eager`` is called once when there is no room for a further graph, and
+    once when MANY_FORMS have no graph. Call ``close``
     before the process group ends: a graph with a collective would block it.
     """
 
@@ -312,24 +324,50 @@ class CapturedFunction:
     recorder: GraphRecorder
     warm_up: int = WARM_UP_CALLS
     recording: Recording = lambda: nullcontext(lambda: None)
+    on_eager: Callable[[], None] = lambda: None
     before_graph: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._calls: dict[Hashable, int] = {}
         self._replays: dict[Hashable, GraphReplay] = {}
+        self._is_full = False
+        self.max_graphs = MAX_GRAPHS
+        self.forms = 0
 
     def __call__(self, tensors: Tensors, *constants: Hashable) -> Any:
         key = _graph_key(tensors, constants)
         if replay := self._replays.get(key):
             self.before_graph()
             return replay(tensors)
-        calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls <= self.warm_up or len(self._replays) >= MAX_GRAPHS:
+        calls = self._count_call(key)
+        if calls <= self.warm_up or self._has_no_room():
             return self.recorder.run_on_capture_stream(lambda: self.function(*tensors, *constants))
         self.before_graph()
         replay = GraphReplay(self.function, tensors, constants, self.recorder, self.recording)
         self._replays[key] = replay
         return replay(tensors)
+
+    def _has_no_room(self) -> bool:
+        if self.graphs < self.max_graphs:
+            return False
+        if not self._is_full:
+            self._is_full = True
+            self.on_eager()
+        return True
+
+    def _count_call(self, key: Hashable) -> int:
+        if key not in self._calls:
+            self.forms += 1
+            if self.forms == MANY_FORMS and not self._replays:
+                self.on_eager()
+            if len(self._calls) >= MAX_FORMS:
+                self._calls.clear()
+        self._calls[key] = self._calls.get(key, 0) + 1
+        return self._calls[key]
+
+    @property
+    def graphs(self) -> int:
+        return len(self._replays)
 
     def is_warm(self, tensors: Tensors, *constants: Hashable) -> bool:
         """Return whether the next call of this form is recorded."""
@@ -339,6 +377,7 @@ class CapturedFunction:
         for replay in self._replays.values():
             replay.reset()
         self._replays.clear()
+        self.max_graphs = MAX_GRAPHS
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -370,6 +409,14 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.device != device:
                 state[name] = value.to(device)
+
+
+def use_fused_kernels(optimizer: Optimizer) -> None:
+    """Let an optimizer use its fused kernels on GPUs, unless the user chose others."""
+    for group in optimizer.param_groups:
+        chosen = group.get("differentiable") or (group.get("fused"), group.get("foreach"))
+        if type(optimizer) in FUSED_OPTIMIZERS and chosen == (None, None):
+            group["fused"] = True
 
 
 def captured_settings(optimizer: Optimizer) -> Hashable:

@@ -12,6 +12,7 @@ from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.batch import CurrentShare
 from nfold.engines.torch.communication.gradient_exchange import (
     FIRST_BUCKET_BYTES,
+    Bucket,
     ExchangeWait,
     GradientExchange,
     split_into_buckets,
@@ -89,6 +90,49 @@ def test_a_parameter_used_only_in_an_early_part_keeps_its_gradient() -> None:
     assert (early.grad.item(), both.grad.item()) == pytest.approx((0.5, 1.0))
 
 
+@pytest.mark.parametrize("first_part", [False, True])
+def test_a_parameter_that_is_unfrozen_during_a_step_is_exchanged(*, first_part: bool) -> None:
+    """Also if no other parameter gets a gradient."""
+    early, late, current_share = parameter(1), parameter(1), CurrentShare(1)
+    late.requires_grad_(False)
+    exchange = GradientExchange([[late, early]], 1, current_share)
+    current_share.set(part(1, last=False))
+    if first_part:
+        torch.autograd.backward((early + late).sum())
+    late.requires_grad_()
+    current_share.set(part(3, last=True))
+    torch.autograd.backward((late * 2).sum())
+    assert late.grad is not None
+    assert late.grad.item() == pytest.approx(2 * 3 / 4)
+    assert (early.grad is not None) == first_part
+    assert [bucket.parameters for bucket in exchange.buckets] == [(early,), (late,)]
+
+
+def test_the_host_does_not_wait_to_find_gradients_of_frozen_parameters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks: list[bool] = []
+    assign = Bucket.assign_gradients
+
+    def note(bucket: Bucket, *, check_unused: bool) -> None:
+        checks.append(check_unused)
+        assign(bucket, check_unused=check_unused)
+
+    monkeypatch.setattr(Bucket, "assign_gradients", note)
+    one, other = parameter(1), parameter(1)
+    GradientExchange([[one, other]], 1, CurrentShare(1))
+    for frozen in (False, True):
+        one.grad = other.grad = None
+        other.requires_grad_(not frozen)
+        torch.autograd.backward((one + other).sum())
+        assert one.grad is not None
+        assert (other.grad is None) == frozen
+    torch.autograd.backward(one.sum())
+    other.requires_grad_(True)
+    torch.autograd.backward(one.sum())
+    assert checks == [False, False, False, True]
+
+
 def test_a_parameter_that_no_part_used_has_no_gradient() -> None:
     used, unused, current_share = parameter(1), parameter(1), CurrentShare(1)
     GradientExchange([[used, unused]], 1, current_share)
@@ -112,6 +156,14 @@ def test_a_sparse_gradient_is_refused() -> None:
     GradientExchange([table.parameters()], 1, CurrentShare(1))
     with pytest.raises(UsageError, match="sparse=False"):
         torch.autograd.backward(table(torch.tensor([1])).sum())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_gradient_with_a_graph_is_refused() -> None:
+    weight = parameter(1)
+    GradientExchange([[weight]], 1, CurrentShare(1))
+    with pytest.raises(UsageError, match="create_graph=True"):
+        torch.autograd.backward(weight.square().sum(), create_graph=True)
 
 
 def test_a_removed_exchange_does_not_change_gradients() -> None:

@@ -21,6 +21,7 @@ from nfold.engines.torch.run import fitted_step
 from nfold.engines.torch.run.batch_rows import RowSelector, merge_results
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.fitted_step import FitGuard, FittedStep, MicroBatchSearch
+from nfold.engines.torch.run.prepared_module import prepared_forward
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS
 from nfold.engines.torch.torch_rules import script_rules
 
@@ -104,10 +105,19 @@ def test_a_smaller_size_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) 
         if len(x) > 2:
             raise torch.OutOfMemoryError("out of memory")
 
-    with pytest.warns(UserWarning, match="no model is prepared"):
+    run.prepare(nn.Linear(2, 1))
+    with pytest.warns(UserWarning, match="no optimizer is prepared"):
         step(next(iter(run.loader(torch.ones(4, 2), batch_size=4))))
     assert sizes == [4, 2, 2]
     assert set(resets) == {1}
+
+
+def test_a_model_stays_compiled_after_running_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    model = _train(3, memory="fit", step="compiled")
+    assert prepared_forward(model).step == "compiled"
 
 
 def test_batches_of_other_loaders_are_not_divided() -> None:
@@ -214,6 +224,9 @@ class Recorder:
 
     def run_on_capture_stream(self, call: Callable[[], Any]) -> Any:
         return call()
+
+    def pool_bytes(self) -> int:
+        return 0
 
     def record(self, call: Callable[[], Any]) -> tuple[Graph, Any]:
         self.recordings += 1

@@ -77,7 +77,7 @@ def test_an_iteration_that_ends_late_does_not_change_the_next_one() -> None:
 def test_every_batch_beats() -> None:
     beats: list[int] = []
     made = RunLoader(
-        torch.arange(10), ALONE, CurrentShare(1), lambda: None, lambda: beats.append(1)
+        torch.arange(10), ALONE, CurrentShare(1), lambda: None, lambda *_: beats.append(1)
     )
     assert len(read(made)) == len(beats) == 3
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from pathlib import Path
+from types import MethodType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from integration.scripts.user_models import ModelOutput
+from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.engines.base import Observer
 from nfold.engines.torch.run.job import Job
-from nfold.engines.torch.run.user_run import PreparedMarker, UserRun, prepare_module
+from nfold.engines.torch.run.prepared_module import PreparedMarker, prepare_module
+from nfold.engines.torch.run.user_run import UserRun
 
 CPU = torch.device("cpu")
 
@@ -28,6 +34,12 @@ class Net(nn.Module):
         y = self.convolution(x)
         self.seen.append(y.dtype)
         return {"y": y, "strides": torch.tensor(x.stride())}
+
+
+class WithCache(Net):
+    def forward(self, x: Tensor, cache: Any) -> Any:  # type: ignore[override]
+        cache.last = self.convolution(x)
+        return ModelOutput(y=cache.last)
 
 
 def plan(**fields: object) -> Plan:
@@ -49,6 +61,49 @@ def test_bf16_computes_in_bf16_and_answers_in_fp32() -> None:
     prepare_module(module, plan(precision="bf16"), CPU)
     assert module(torch.zeros(1, 3, 8, 8))["y"].dtype == torch.float32
     assert module.seen == [torch.bfloat16]
+
+
+def test_bf16_answers_in_fp32_by_item_and_by_attribute() -> None:
+    module, cache = WithCache(), SimpleNamespace(last=None)
+    prepare_module(module, plan(precision="bf16"), CPU)
+    outputs = module(torch.zeros(1, 3, 8, 8), cache)
+    assert outputs.y.dtype == torch.float32
+    assert outputs.y is outputs["y"]
+    assert cache.last.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("method", [False, True])
+def test_a_model_that_the_user_compiled_computes_in_bf16(method: bool) -> None:
+    module = Net()
+    compiled: Any = module
+    if method:
+        module.compile(backend="eager", fullgraph=True)
+    else:
+        compiled = torch.compile(module, backend="eager")
+    assert prepare_module(compiled, plan(precision="bf16"), CPU) is compiled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(torch.zeros(1, 3, 8, 8))["y"].dtype == torch.float32
+    assert module.seen == [torch.bfloat16]
+
+
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own() -> None:
+    module: Any = torch.compile(Net(), backend="eager")
+    prepare_module(module, plan(), CPU)
+    x, other = torch.randn(1, 3, 8, 8), copy.deepcopy(module)
+    assert torch.equal(other(x)["y"], module(x)["y"])
+    torch.nn.init.zeros_(other.convolution.weight)
+    assert not torch.equal(other(x)["y"], module(x)["y"])
+
+
+def test_a_forward_that_the_script_replaced_is_prepared_and_copied() -> None:
+    module: Any = Net()
+    module.forward = MethodType(lambda self, x: self.convolution(x), module)
+    prepare_module(module, plan(precision="bf16"), CPU)
+    x, other = torch.randn(1, 3, 8, 8), copy.deepcopy(module)
+    assert torch.equal(module(x), module(x).bfloat16().float())
+    torch.nn.init.zeros_(other.convolution.weight)
+    assert not torch.equal(other(x), module(x))
 
 
 def test_channels_last_reaches_weights_and_inputs() -> None:
@@ -97,6 +152,11 @@ def test_prepare_returns_its_arguments_in_order(count: int) -> None:
     prepared = _run().prepare(*objects)
     returned = [prepared] if count == 1 else list(prepared)
     assert [id(one) for one in returned] == [id(one) for one in objects]
+
+
+def test_a_model_that_uses_several_devices_itself_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a DataParallel cannot be prepared.* of the model in it"):
+        _run().prepare(nn.DataParallel(Net()))
 
 
 def test_a_script_resumes_from_the_newest_readable_checkpoint(tmp_path: Path) -> None:

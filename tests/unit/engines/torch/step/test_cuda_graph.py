@@ -44,6 +44,9 @@ class Notes:
         self.graphs.append(Graph(call))
         return self.graphs[-1], (self.graphs[-1].filled, {"as": "it is"})
 
+    def pool_bytes(self) -> int:
+        return 0
+
 
 def weighted(values: Tensor, weight: float) -> Any:
     return values.double().sum() * weight
@@ -88,12 +91,33 @@ def test_other_shapes_types_and_constants_have_graphs_of_their_own(
 def test_too_many_shapes_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "MAX_GRAPHS", 2)
     notes = Notes()
-    captured = CapturedFunction(weighted, notes)
+    reports: list[int] = []
+    captured = CapturedFunction(weighted, notes, on_eager=lambda: reports.append(1))
     for length in (1, 2, 3):
         for _ in range(WARM_UP_CALLS + 2):
             captured((torch.ones(length),), 1.0)
-    assert len(notes.graphs) == 2
+    assert len(notes.graphs) == captured.graphs == 2
+    assert captured.forms == 3
     assert notes.aside_calls == 3 * WARM_UP_CALLS + 2
+    assert reports == [1]
+
+
+def test_forms_that_never_return_are_reported_once_and_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_graph, "MANY_FORMS", 5)
+    monkeypatch.setattr(cuda_graph, "MAX_FORMS", 8)
+    notes = Notes()
+    reports: list[int] = []
+    captured = CapturedFunction(weighted, notes, on_eager=lambda: reports.append(captured.forms))
+    for step in range(20):
+        captured((torch.ones(2),), float(step))
+    assert reports == [5]
+    assert captured.forms == 20
+    assert len(captured._calls) <= 8
+    for _ in range(WARM_UP_CALLS + 1):
+        captured((torch.ones(2),), 0.5)
+    assert captured.graphs == 1
 
 
 def test_closing_resets_every_graph() -> None:

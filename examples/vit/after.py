@@ -1,0 +1,48 @@
+"""A vision transformer on handwritten digits."""
+
+import argparse
+from itertools import islice
+
+import torch
+from data import digits
+from model import ViT
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+import nfold
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--steps", type=int, help="of an epoch; default: all")
+parser.add_argument("--in-order", action="store_true", help="do not shuffle")
+options = parser.parse_args()
+
+run = nfold.Run()
+torch.manual_seed(0)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+train, test = digits()
+model = ViT().to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+train_loader = DataLoader(train, batch_size=64, shuffle=not options.in_order)
+model, optimizer = run.prepare(model, optimizer)
+train_loader = run.loader(train_loader)
+test_loader = run.loader(DataLoader(test, batch_size=256), train=False)
+
+for epoch in range(options.epochs):
+    model.train()
+    for step, (images, labels) in enumerate(islice(train_loader, options.steps)):
+        images, labels = images.to(device), labels.to(device)
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        if step % 5 == 0:
+            run.log(epoch=epoch, step=step, loss=run.mean(loss, count=len(labels)), **run.rate())
+
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for images, labels in test_loader:
+            images, labels = images.to(device), labels.to(device)
+            correct += (model(images).argmax(1) == labels).sum().item()
+    run.log(epoch=epoch, accuracy=run.sum(correct) / len(test))

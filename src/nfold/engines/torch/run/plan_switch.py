@@ -1,0 +1,124 @@
+"""How the prepared models of a script compute: changed between two steps of its training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nfold.core.plan import Plan
+from nfold.engines.torch.nested_tensors import collect_tensors
+from nfold.engines.torch.run.automatic_plan import Candidate, Fields
+from nfold.engines.torch.run.job import Job
+from nfold.engines.torch.run.prepared_module import PreparedForward, prepared_forward
+from nfold.engines.torch.run.state import RunBookkeeping
+from nfold.instrument.torch_private import has_module_hooks, is_compiled
+
+# Seconds to compile forward and backward: about this much, and this much for every module
+COMPILE_S, COMPILE_MODULE_S = 5.0, 0.2
+# Largest relative difference of compiled outputs from eager ones, by the type of the arithmetic
+TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
+RANDOM_FACTOR = 3.0  # of the difference of two eager passes with other random draws
+SAMPLED_NUMBERS = 2**20  # of each output
+
+
+@dataclass(eq=False)
+class RunPlanSwitch:
+    """Switches the execution of a run's prepared models; see ``PlanSwitch``.
+
+    ``is_captured``: a decorated step is a CUDA graph, which contains forward and backward.
+    """
+
+    plan: Plan
+    job: Job
+    bookkeeping: RunBookkeeping
+    is_captured: bool = False
+
+    @property
+    def models(self) -> list[nn.Module]:
+        return self.bookkeeping.prepared.models
+
+    @property
+    def initial(self) -> Fields:
+        return {"step": "captured" if self.is_captured else "eager"}
+
+    def candidates(self) -> Iterable[Candidate]:
+        modules = [each for model in self.models for each in model.modules()]
+        if not self._can_compile(modules):
+            return
+        cost_s = COMPILE_S + COMPILE_MODULE_S * len(modules)
+        step = "compiled+captured" if self.is_captured else "compiled"
+        yield Candidate(fields={"step": step}, cost_s=cost_s)
+
+    def _can_compile(self, modules: list[nn.Module]) -> bool:
+        inner = [each for each in modules if each not in self.models]
+        return not (
+            self.plan.batch_norm == "synchronised"
+            or torch.are_deterministic_algorithms_enabled()
+            or any(is_compiled(each) for each in modules)
+            or any(has_module_hooks(each) for each in inner)
+        )
+
+    def fingerprint(self) -> str:
+        gpu = torch.cuda.get_device_properties(self.job.device)
+        parameters = [
+            (p.shape, p.dtype, p.requires_grad) for m in self.models for p in m.parameters()
+        ]
+        facts = (torch.__version__, gpu.name, gpu.total_memory, self.job.world_size)
+        batches = [loader.config.division.batch for loader in self.bookkeeping.prepared.loaders]  # type: ignore[attr-defined]
+        return repr((facts, self.plan, self.is_captured, batches, self.models, parameters))
+
+    def apply(self, fields: Fields, *, check: bool) -> None:
+        for model in self.models:
+            forward = prepared_forward(model)
+            forward.reference = EagerReference if check else None
+            forward.select_step("compiled" if "compiled" in fields["step"] else "eager")
+
+    def failure(self) -> str | None:
+        return next(filter(None, (prepared_forward(model).failure for model in self.models)), None)
+
+
+class EagerReference:
+    """Outputs of two eager passes of a model, without effect on its buffers and random draws.
+
+    They differ from each other if the model draws random numbers, such as dropout.
+    """
+
+    def __init__(self, forward: PreparedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._tolerance = TOLERANCE[forward.precision]
+        buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+        devices = [forward.device] if forward.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            self._first, second = (
+                sample_outputs(forward.compute_eagerly(args, kwargs)) for _ in range(2)
+            )
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        self._spread = relative_difference(second, self._first)
+
+    def describe_difference(self, outputs: Any) -> str | None:
+        """Return how compiled outputs differ from the eager ones beyond the tolerance, or None."""
+        difference = relative_difference(sample_outputs(outputs), self._first)
+        limit = max(self._tolerance, RANDOM_FACTOR * self._spread)
+        if difference <= limit:
+            return None
+        return f"compiled outputs differ from eager ones by {difference:.2g} (allowed: {limit:.2g})"
+
+
+def sample_outputs(outputs: Any) -> list[Tensor]:
+    """Return at most SAMPLED_NUMBERS numbers of every floating-point tensor, in fp32."""
+    tensors = (t.detach().flatten() for t in collect_tensors(outputs) if t.is_floating_point())
+    return [t[:: max(1, t.numel() // SAMPLED_NUMBERS)].float() for t in tensors]
+
+
+def relative_difference(values: list[Tensor], reference: list[Tensor]) -> float:
+    """Return the norm of the difference over that of ``reference``; NaN and inf count as 1."""
+    if not reference:
+        return 0.0
+    error = sum((a - b).square().sum() for a, b in zip(values, reference, strict=True))
+    norm = sum(b.square().sum() for b in reference)
+    ratio = float((torch.as_tensor(error) / torch.as_tensor(norm).clamp_min(1e-30)).sqrt())
+    return ratio if ratio < 1 else 1.0
