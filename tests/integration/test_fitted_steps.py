@@ -35,7 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
         "factors": [1],  # the fastest might be one of parts that are small enough
     },
     "once": {"rows": 2, "rank": LAST, "last": 1},
-    "several_models": {"rows": 2, "rank": LAST, "several_models": True, "place": "backward"},
+    "several_models": {"rows": 2, "rank": LAST, "several_models": True},
     "without_backward": {"rows": 2, "rank": LAST, "place": "evaluation"},
     "one_left": {"rows": 2, "rank": LAST, "batch": 12},
     "bf16_exchange": {"rows": 2, "rank": LAST, "place": "backward", "plan": {"exchange": "bf16"}},

@@ -76,7 +76,7 @@ class FitGuard:
         self._build_exchange = build_exchange
         self._backwards_at_update: int | None = None
         self._group = dist.new_group(backend="gloo") if world_size > 1 else None
-        self.is_open = False
+        self.is_open = self._is_abandoned = False
 
     @property
     def holds_exchange(self) -> bool:
@@ -84,7 +84,7 @@ class FitGuard:
 
     def begin(self, micro_batches: int) -> None:
         """Begin a step; a single rank exchanges gradients only of several micro-batches."""
-        self.is_open = True
+        self.is_open, self._is_abandoned = True, False
         self._backwards_at_update = None
         if self._group is None and micro_batches > 1:
             if not self._exchanges and self._bookkeeping.parameters:
@@ -109,8 +109,13 @@ class FitGuard:
         return sum(exchange.completed_backwards for exchange in self._exchanges)
 
     def confirm(self) -> None:
-        """Raise StepAbandoned if another rank ran out of memory in this step."""
-        if self.is_open and self._any_failed(failed=False):
+        """Raise StepAbandoned if another rank ran out of memory in this step.
+
+        Raises it again if a script catches it and goes on.
+        """
+        if self.is_open:
+            self._is_abandoned = self._any_failed(failed=False)
+        if self._is_abandoned:
             raise StepAbandoned
 
     def fail(self) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import UserDict
 from collections.abc import Callable, Sequence
@@ -260,6 +261,27 @@ def test_a_graph_is_not_begun_when_another_rank_has_no_memory(call: int) -> None
     for _ in range(WARM_UP_CALLS):
         assert step(batch).item() == pytest.approx(1.5)
     assert recorder.recordings == before[0] + 2  # the first part and the last
+
+
+def test_a_script_that_catches_all_errors_does_not_go_on_alone() -> None:
+    run, model, calls = nfold.Run(device="cpu", memory="fit"), nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    guard = run._bookkeeping.guard
+    assert isinstance(guard, FitGuard)
+    answers = iter([[1.0, 0.0]])
+    guard.largest = lambda values: next(answers, list(values))  # type: ignore[method-assign]
+
+    @run.step
+    def step(x: Tensor) -> None:
+        calls.append(len(x))
+        torch.autograd.backward(model(x).mean())
+        with contextlib.suppress(Exception):
+            optimizer.step()
+
+    step(next(iter(run.loader(torch.ones(2, 2), batch_size=2))))
+    assert calls == [2, 1, 1]
+    assert run.steps == 1
 
 
 def _search(times: dict[int, float], first: int = 1, limit: int = 64) -> MicroBatchSearch:
