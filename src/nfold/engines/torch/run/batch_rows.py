@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import UserDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,56 +13,80 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from nfold.core.errors import UsageError
-from nfold.engines.torch.nested_tensors import collect_tensors
 
 ROWS_ADVICE = (
     'memory "fit" divides a batch of {rows} samples, but no argument of {name} has {rows} rows; '
     "next: pass the batch of run.loader to it, or memory='fixed' with accumulate=2"
 )
+AMBIGUOUS = (
+    'memory "fit" cannot tell whether a list of {rows} tensors of {rows} rows is one sample per item '
+    "or one batch per item; next: pass the tensors as separate arguments"
+)
+Path = tuple[Any, ...]
 
 
-def select_rows(value: Any, rows: int, part: range, name: str) -> Any:
-    """Return the arguments of function ``name`` with the rows ``part`` of a batch of ``rows``.
+class RowSelector:
+    """Selects rows of the arguments of function ``name``, whose structure is the same in every call.
 
-    Tensors, arrays and lists with one item per sample are cut; other values stay as they are.
-    Raises UsageError if none is.
+    Tensors, arrays, lists and tuples with one item per sample are cut, also in dictionaries; other
+    values stay as they are. A list of batches looks like a list of samples if it has as many items as
+    there are samples: earlier calls decide.
     """
-    found = _Rows(rows, part)
-    selected = found.select(value)
-    if not found.count:
-        raise UsageError(ROWS_ADVICE.format(rows=rows, name=name))
-    return selected
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._holds_samples: dict[Path, bool] = {}
+        self._rows, self._slice, self._cuts = 0, slice(0), 0
 
-class _Rows:
-    def __init__(self, rows: int, part: range) -> None:
-        self.count = 0
-        self._rows, self._slice = rows, slice(part.start, part.stop)
+    def __call__(self, args: Any, kwargs: Any, rows: int, part: range) -> tuple[Any, Any]:
+        """Return the arguments with the rows ``part`` of ``rows``. Raises UsageError if none has."""
+        self._rows, self._slice, self._cuts = rows, slice(part.start, part.stop), 0
+        own = self._select_each(args, ()), self._select(kwargs, ())
+        if not self._cuts:
+            raise UsageError(ROWS_ADVICE.format(rows=rows, name=self._name))
+        return own
 
-    def select(self, value: Any) -> Any:
+    def _select(self, value: Any, path: Path) -> Any:
         if isinstance(value, PackedSequence):
             raise UsageError(
                 'memory "fit" cannot divide a PackedSequence; next: pack it inside the function'
             )
         if isinstance(value, Tensor | np.ndarray):
-            return self._cut(value) if value.ndim and len(value) == self._rows else value
+            return self._cut(value) if self._has_rows(value) else value
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(self.select, value))
-        if type(value) is list and len(value) == self._rows and not collect_tensors(value):
-            return self._cut(value)
+            return type(value)(*self._select_each(value, path))
         if type(value) in (list, tuple):
-            return type(value)(map(self.select, value))
-        if hasattr(value, "items") and hasattr(
-            value, "copy"
-        ):  # also a UserDict, such as BatchEncoding
-            own = value.copy()
+            holds_samples = self._is_list_of_samples(value, path)
+            return self._cut(value) if holds_samples else self._select_each(value, path)
+        if isinstance(value, dict | UserDict):
+            own = copy.copy(value)
             for key, item in value.items():
-                own[key] = self.select(item)
+                own[key] = self._select(item, (*path, key))
             return own
         return value
 
+    def _select_each(self, values: Any, path: Path) -> Any:
+        return type(values)(self._select(item, (*path, n)) for n, item in enumerate(values))
+
+    def _is_list_of_samples(self, values: Any, path: Path) -> bool:
+        batches = sum(map(self._has_rows, values))
+        if len(values) != self._rows or batches == 0:
+            holds_samples = len(values) == self._rows
+            if batches or holds_samples:
+                self._holds_samples[path] = holds_samples
+            return holds_samples
+        if path in self._holds_samples:
+            return self._holds_samples[path]
+        if len({getattr(item, "ndim", None) for item in values}) == 1:
+            raise UsageError(AMBIGUOUS.format(rows=self._rows))
+        return False
+
+    def _has_rows(self, value: Any) -> bool:
+        is_array = isinstance(value, Tensor | np.ndarray)
+        return is_array and value.ndim > 0 and len(value) == self._rows
+
     def _cut(self, value: Any) -> Any:
-        self.count += 1
+        self._cuts += 1
         return value[self._slice]
 
 

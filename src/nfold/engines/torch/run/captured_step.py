@@ -46,7 +46,7 @@ class CapturedStep:
             self._call,
             recorder,
             recording=bookkeeping.recording,
-            before_graph=bookkeeping.before_graph,
+            before_graph=bookkeeping.confirm_step,
             on_eager=self._report_eager,
         )
 

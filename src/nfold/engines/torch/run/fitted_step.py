@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from nfold.core.errors import OutOfMemory, UsageError
 from nfold.core.format import pluralize
@@ -32,7 +32,7 @@ from nfold.engines.torch.checkpoint import get_random_state, set_random_state
 from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.error_translation import translate_chained_error
-from nfold.engines.torch.run.batch_rows import merge_results, select_rows
+from nfold.engines.torch.run.batch_rows import RowSelector, merge_results
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.state import RunBookkeeping
 from nfold.instrument.torch_private import BatchNorm, foreach_copy
@@ -43,6 +43,10 @@ FACTORS = (1, 2, 4)  # of the smallest number of micro-batches that fits
 NEEDS_STEP = (
     'memory "fit" repeats a step that runs out of memory, and needs it as a function; next: '
     "@run.step on the function from the batch to optimizer.step(), or nfold.Run(accumulate=2)"
+)
+NEEDS_LOADER = (
+    'out of memory; memory "fit" divides batches of run.loader only; next: '
+    "run.loader(data, batch_size=...)"
 )
 OUT_OF_MEMORY_ADVICE = (
     'next: nfold.Run(accumulate=2) halves the samples in memory; nfold.Run(memory="fit") with '
@@ -57,25 +61,61 @@ class StepAbandoned(Exception):
 class FitGuard:
     """Agrees over all ranks, on the host, whether the gradients of a step were computed.
 
-    Every step is confirmed once, at the end of its first exchanged backward. With several models
-    the order of their buckets is known only then: none is sent before.
+    Every step is confirmed once: at the end of its first exchanged backward, or before a CUDA graph
+    or an update. With several models the order of their buckets is known only at the end of
+    backward: none is sent before.
     """
 
-    def __init__(self, exchanges: Sequence[GradientExchange], world_size: int) -> None:
-        self._exchanges = exchanges
+    def __init__(
+        self,
+        bookkeeping: RunBookkeeping,
+        build_exchange: Callable[[list[nn.Parameter]], GradientExchange],
+        world_size: int,
+    ) -> None:
+        self._bookkeeping, self._exchanges = bookkeeping, bookkeeping.exchanges
+        self._build_exchange = build_exchange
+        self._backwards_at_update: int | None = None
         self._group = dist.new_group(backend="gloo") if world_size > 1 else None
-        self.is_open = False
+        self.is_open = self._is_abandoned = False
 
     @property
     def holds_exchange(self) -> bool:
         return self.is_open and len(self._exchanges) > 1
 
-    def begin(self) -> None:
-        self.is_open = True
+    def begin(self, micro_batches: int) -> None:
+        """Begin a step; a single rank exchanges gradients only of several micro-batches."""
+        self.is_open, self._is_abandoned = True, False
+        self._backwards_at_update = None
+        if self._group is None and micro_batches > 1:
+            if not self._exchanges and self._bookkeeping.parameters:
+                self._exchanges.append(self._build_exchange(self._bookkeeping.parameters))
+        elif self._group is None:
+            for exchange in self._exchanges:
+                exchange.remove()
+            self._exchanges.clear()
+
+    @property
+    def has_backward_after_update(self) -> bool:
+        before = self._backwards_at_update
+        return before is not None and self._completed_backwards() > before
+
+    def confirm_update(self, *_called_with: Any) -> None:
+        """Confirm a step before an optimizer updates."""
+        if self._bookkeeping.current_share.share.is_last and self._backwards_at_update is None:
+            self._backwards_at_update = self._completed_backwards()
+        self._bookkeeping.confirm_step()
+
+    def _completed_backwards(self) -> int:
+        return sum(exchange.completed_backwards for exchange in self._exchanges)
 
     def confirm(self) -> None:
-        """Raise StepAbandoned if another rank ran out of memory in this step."""
-        if self.is_open and self._any_failed(failed=False):
+        """Raise StepAbandoned if another rank ran out of memory in this step.
+
+        Raises it again if a script catches it and goes on.
+        """
+        if self.is_open:
+            self._is_abandoned = self._any_failed(failed=False)
+        if self._is_abandoned:
             raise StepAbandoned
 
     def fail(self) -> NoReturn:
@@ -96,7 +136,7 @@ class FitGuard:
         """Return the largest of each value over all ranks."""
         if self._group is None:
             return list(values)
-        largest = torch.tensor(values, dtype=torch.float64)
+        largest = torch.tensor(values, dtype=torch.float64, device="cpu")
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
         return list(largest.tolist())
 
@@ -173,7 +213,9 @@ class FittedStep:
         assert isinstance(bookkeeping.guard, FitGuard)
         self._function, self._guard = function, bookkeeping.guard
         self._name = getattr(function, "__name__", type(function).__name__)
+        self._select_rows = RowSelector(self._name)
         self._bookkeeping, self._plan = bookkeeping, plan
+        self._devices = Devices((bookkeeping.device,))
         self._world_size = plan.devices or 1
         self._search: MicroBatchSearch | None = None
         self.is_running = False
@@ -197,6 +239,8 @@ class FittedStep:
                         self._report(f"memory 'fit': {self._describe(search, share)}")
                 return result
             self._free_memory()
+            if not self._bookkeeping.prepared.loaders:
+                raise OutOfMemory(NEEDS_LOADER)
             search.on_out_of_memory(limit)
             if search.is_done:
                 self._report(
@@ -208,13 +252,17 @@ class FittedStep:
         models = self._bookkeeping.prepared.models
         modules = (module for model in models for module in model.modules())
         # Another shape is compiled or recorded again, and gives batch norm other statistics.
-        keeps = self._plan.step != "eager" or any(isinstance(m, BatchNorm) for m in modules)
+        keeps = (
+            isinstance(self._function, CapturedStep)
+            or "compiled" in self._bookkeeping.model_steps()
+            or any(isinstance(module, BatchNorm) for module in modules)
+        )
         factors = FACTORS[:1] if keeps else FACTORS
         return MicroBatchSearch(self._plan.accumulate, self._guard.largest, factors)
 
     def _now(self) -> float:
         if self._search is not None and not self._search.is_done:
-            Devices((self._bookkeeping.device,)).synchronize()
+            self._devices.synchronize()
         return time.perf_counter()
 
     @contextmanager
@@ -227,15 +275,17 @@ class FittedStep:
             self._bookkeeping.current_share.set(share)
 
     def _attempt(self, arguments: Any, share: BatchShare) -> Any:
+        assert self._search is not None
         restore = self._save_state()
-        self._guard.begin()
         try:
             try:
+                self._guard.begin(self._search.micro_batches)
                 result = self._call_parts(arguments, share)
                 self._guard.confirm()  # a function without a backward
+                self._check_order()
                 return result
             except (RuntimeError, MemoryError) as error:
-                translated = translate_chained_error(error, self._peak_bytes)
+                translated = translate_chained_error(error, self._devices.peak_memory_bytes)
                 if not isinstance(translated, OutOfMemory):
                     raise
                 if not self._guard.is_open:
@@ -260,12 +310,20 @@ class FittedStep:
                     is_last=part is parts[-1],
                 )
             )
-            own = arguments
+            args, kwargs = arguments
             if len(parts) > 1:
-                own = select_rows(arguments, rows, part, self._name)
-            args, kwargs = own
+                args, kwargs = self._select_rows(args, kwargs, rows, part)
             results.append(self._function(*args, **kwargs))
         return merge_results(results, [len(part) for part in parts])
+
+    def _check_order(self) -> None:
+        assert self._search is not None
+        if self._search.micro_batches > 1 and self._guard.has_backward_after_update:
+            raise UsageError(
+                f"{self._name} has a backward after an update, which would be that of the last of "
+                f"{self._search.micro_batches} micro-batches only; next: one function of @run.step "
+                "for each optimizer"
+            )
 
     def _save_state(self) -> Callable[[], None]:
         prepared = self._bookkeeping.prepared
@@ -275,6 +333,7 @@ class FittedStep:
             saved = _copies(buffers)
 
         def restore() -> None:
+            self._devices.synchronize()  # kernels on a capture stream that was left by an error
             set_random_state(random)
             for optimizer in prepared.optimizers:
                 optimizer.zero_grad(set_to_none=True)
@@ -287,12 +346,11 @@ class FittedStep:
     def _free_memory(self) -> None:
         if isinstance(self._function, CapturedStep):
             self._function.close()
+        if "compiled" in self._bookkeeping.model_steps():
+            torch.compiler.reset()  # the next size would be compiled for all sizes, which is slower
         gc.collect()
-        if self._bookkeeping.device.type == "cuda":
+        if self._devices.is_cuda:
             torch.cuda.empty_cache()
-
-    def _peak_bytes(self) -> int:
-        return Devices((self._bookkeeping.device,)).peak_memory_bytes()
 
     def _describe(self, search: MicroBatchSearch, share: BatchShare) -> str:
         each = -(-share.global_count // self._world_size)
@@ -322,7 +380,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _too_late(error: OutOfMemory, name: str) -> OutOfMemory:
     return OutOfMemory(
-        f"{error}, in {name} after its gradients were exchanged: the step cannot be repeated; "
+        f"{error}, in {name} after its gradients were complete: the step cannot be repeated; "
         f'next: nfold.Run(accumulate=...), or optimizer_state="sharded"',
         peak_memory_bytes=error.peak_memory_bytes,
     )

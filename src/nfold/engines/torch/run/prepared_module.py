@@ -83,6 +83,8 @@ class PreparedForward:
             outputs = self._compute(step, args, kwargs)
             reason = reference.describe_difference(outputs) if reference else None
         except Exception as error:  # the eager pass raises an error of the module itself
+            if reference is None and isinstance(error, torch.OutOfMemoryError):
+                raise
             lines = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
         if reason is None:

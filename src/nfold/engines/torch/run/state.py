@@ -127,8 +127,8 @@ class RunBookkeeping:
             self.model_steps(),
         )
 
-    def before_graph(self) -> None:
-        """Confirm a step whose last part a CUDA graph makes: a graph cannot be given up half-way."""
+    def confirm_step(self) -> None:
+        """Confirm a step whose last part updates, or is a CUDA graph that updates."""
         if self.guard is not None and self.current_share.share.is_last:
             self.guard.confirm()
 

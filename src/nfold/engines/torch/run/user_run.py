@@ -90,7 +90,9 @@ class UserRun:
         self._automatic: AutomaticPlan | None = None
         self._training_rate = TrainingRate(job.device)
         if self._fits:
-            self._bookkeeping.guard = FitGuard(self._bookkeeping.exchanges, job.world_size)
+            self._bookkeeping.guard = FitGuard(
+                self._bookkeeping, self._build_exchange, job.world_size
+            )
         self._fitted_steps: list[FittedStep] = []
         advise_on_out_of_memory()
         self._resumed: set[Path] = set()
@@ -170,19 +172,22 @@ class UserRun:
         if self._job.world_size > 1:
             for tensor in (*new, *module.buffers()):
                 apply_in_place(tensor, lambda whole: dist.broadcast(whole, src=0))
-        if new and self._exchanges:
-            self._bookkeeping.exchanges.append(
-                GradientExchange(
-                    [new],
-                    self._job.world_size,
-                    self._current_share,
-                    payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
-                    bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
-                    guard=self._bookkeeping.guard,
-                )
-            )
+        if new and (
+            self._job.world_size > 1 or self.plan.accumulate > 1 or self._bookkeeping.exchanges
+        ):
+            self._bookkeeping.exchanges.append(self._build_exchange(new))
         if module not in self._prepared.models:
             self._prepared.models.append(module)
+
+    def _build_exchange(self, parameters: list[nn.Parameter]) -> GradientExchange:
+        return GradientExchange(
+            [parameters],
+            self._job.world_size,
+            self._current_share,
+            payload_dtype=GRADIENT_DTYPES[self.plan.exchange],
+            bucket_bytes=measure_bucket_bytes(self.device, self.world_size),
+            guard=self._bookkeeping.guard if self.world_size > 1 else None,
+        )
 
     def _prepare_optimizer(self, optimizer: Optimizer) -> None:
         if optimizer in self._prepared.optimizers:
@@ -190,6 +195,8 @@ class UserRun:
         if self._exchanges:
             share_closures(optimizer, self._current_share, self.device, self.world_size)
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
+        if isinstance(self._bookkeeping.guard, FitGuard):
+            optimizer.register_step_pre_hook(self._bookkeeping.guard.confirm_update)
         if self._is_automatic:
             use_fused_kernels(optimizer)
         if self.plan.optimizer_state == "sharded":

@@ -377,6 +377,7 @@ class CapturedFunction:
         for replay in self._replays.values():
             replay.reset()
         self._replays.clear()
+        self.max_graphs = MAX_GRAPHS
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import UserDict
 from collections.abc import Callable, Sequence
@@ -18,9 +19,10 @@ from nfold.core.plan import Plan
 from nfold.engines.plan_rules import first_broken_rule
 from nfold.engines.sampling import BatchShare
 from nfold.engines.torch.run import fitted_step
-from nfold.engines.torch.run.batch_rows import merge_results, select_rows
+from nfold.engines.torch.run.batch_rows import RowSelector, merge_results
 from nfold.engines.torch.run.captured_step import CapturedStep
 from nfold.engines.torch.run.fitted_step import FitGuard, FittedStep, MicroBatchSearch
+from nfold.engines.torch.run.prepared_module import prepared_forward
 from nfold.engines.torch.step.cuda_graph import WARM_UP_CALLS
 from nfold.engines.torch.torch_rules import script_rules
 
@@ -92,6 +94,40 @@ def test_what_waits_for_other_ranks_is_refused_in_a_step() -> None:
     assert run.sum(1) == 1
 
 
+def test_a_smaller_size_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = nfold.Run(device="cpu", memory="fit", step="compiled")
+    resets: list[int] = []
+    sizes: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(sizes)))
+
+    @run.step
+    def step(x: Tensor) -> None:
+        sizes.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+    run.prepare(nn.Linear(2, 1))
+    with pytest.warns(UserWarning, match="no optimizer is prepared"):
+        step(next(iter(run.loader(torch.ones(4, 2), batch_size=4))))
+    assert sizes == [4, 2, 2]
+    assert set(resets) == {1}
+
+
+def test_a_model_stays_compiled_after_running_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    model = _train(3, memory="fit", step="compiled")
+    assert prepared_forward(model).step == "compiled"
+
+
+def test_batches_of_other_loaders_are_not_divided() -> None:
+    run, model = nfold.Run(device="cpu", memory="fit"), Net(1)
+    run.prepare(model)
+    with pytest.raises(OutOfMemory, match=r"batches of run\.loader only"):
+        run.step(model)(torch.ones(3, 2))
+
+
 def test_other_errors_are_not_repeated() -> None:
     run, calls = nfold.Run(device="cpu", memory="fit"), []
 
@@ -103,6 +139,56 @@ def test_other_errors_are_not_repeated() -> None:
     with pytest.raises(RuntimeError, match="a mistake"):
         step()
     assert len(calls) == 1
+
+
+def test_an_update_is_not_repeated() -> None:
+    run, model = nfold.Run(device="cpu", memory="fit"), nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    fails = iter([False, True])
+
+    def fail(*_: Any) -> None:
+        if model.weight.grad is not None and next(fails):
+            raise torch.OutOfMemoryError("out of memory")
+
+    optimizer.register_step_post_hook(fail)
+
+    @run.step
+    def step(x: Tensor) -> None:
+        torch.autograd.backward(model(x).mean())
+        optimizer.step()
+
+    loader = iter(run.loader(torch.ones(4, 2), batch_size=2))
+    step(next(loader))
+    with pytest.raises(OutOfMemory, match=r"in step after its gradients were complete"):
+        step(next(loader))
+
+
+@pytest.mark.parametrize("functions", [1, 2])
+def test_each_optimizer_of_a_gan_needs_its_own_function(functions: int) -> None:
+    """In parts, the second backward of one function would see the update in the last part only."""
+    run, models = nfold.Run(device="cpu", memory="fit", accumulate=2), [Net(9), Net(9)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    run.prepare(*models, *optimizers)
+
+    def update(x: Tensor, number: int) -> None:
+        optimizers[number].zero_grad()
+        torch.autograd.backward(models[number](x).square().mean())
+        optimizers[number].step()
+
+    @run.step
+    def both(x: Tensor) -> None:
+        update(x, 0)
+        update(x, 1)
+
+    each = run.step(update)
+    batch = next(iter(run.loader(torch.ones(4, 2), batch_size=4)))
+    if functions == 2:
+        each(batch, 0)
+        each(batch, 1)
+        return
+    with pytest.raises(UsageError, match=r"both has a backward after an update.*each optimizer"):
+        both(batch)
 
 
 def test_no_memory_for_one_sample_names_what_helps() -> None:
@@ -162,6 +248,7 @@ def test_a_graph_is_not_begun_when_another_rank_has_no_memory(call: int) -> None
 
     captured = CapturedStep(function, run._bookkeeping, recorder)
     step = FittedStep(captured, run._bookkeeping, run.plan)
+    run.loader(torch.zeros(4), batch_size=4)
     run._bookkeeping.current_share.set(BatchShare(count=4, global_count=4))
     batch = torch.arange(4.0)
     for _ in range(call):
@@ -174,6 +261,27 @@ def test_a_graph_is_not_begun_when_another_rank_has_no_memory(call: int) -> None
     for _ in range(WARM_UP_CALLS):
         assert step(batch).item() == pytest.approx(1.5)
     assert recorder.recordings == before[0] + 2  # the first part and the last
+
+
+def test_a_script_that_catches_all_errors_does_not_go_on_alone() -> None:
+    run, model, calls = nfold.Run(device="cpu", memory="fit"), nn.Linear(2, 1), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.prepare(model, optimizer)
+    guard = run._bookkeeping.guard
+    assert isinstance(guard, FitGuard)
+    answers = iter([[1.0, 0.0]])
+    guard.largest = lambda values: next(answers, list(values))  # type: ignore[method-assign]
+
+    @run.step
+    def step(x: Tensor) -> None:
+        calls.append(len(x))
+        torch.autograd.backward(model(x).mean())
+        with contextlib.suppress(Exception):
+            optimizer.step()
+
+    step(next(iter(run.loader(torch.ones(2, 2), batch_size=2))))
+    assert calls == [2, 1, 1]
+    assert run.steps == 1
 
 
 def _search(times: dict[int, float], first: int = 1, limit: int = 64) -> MicroBatchSearch:
@@ -234,18 +342,39 @@ def test_the_first_step_of_each_number_is_not_counted() -> None:
 def test_rows_are_selected_in_any_structure() -> None:
     x, keep = torch.arange(6).view(3, 2), torch.ones(2)
     batch = UserDict({"x": x, "names": ["a", "b", "c"], "keep": keep, "n": np.arange(3)})
-    args, kwargs = select_rows(((batch, (x, 5)), {"flag": True}), 3, range(1, 3), "step")
+    targets = tuple({"boxes": torch.ones(n, 4)} for n in (3, 1, 2))
+    select = RowSelector("step")
+    args, kwargs = select((batch, (x, 5), targets), {"flag": True}, 3, range(1, 3))
     assert torch.equal(args[0]["x"], x[1:])
     assert args[0]["names"] == ["b", "c"]
     assert args[0]["keep"] is keep
     assert args[0]["n"].tolist() == [1, 2]
     assert torch.equal(args[1][0], x[1:])
+    assert [len(target["boxes"]) for target in args[2]] == [1, 2]
     assert (args[1][1], kwargs) == (5, {"flag": True})
 
 
 def test_arguments_without_rows_are_refused() -> None:
     with pytest.raises(UsageError, match=r"no argument of step has 3 rows.*accumulate=2"):
-        select_rows(((torch.ones(2, 3),), {}), 3, range(1), "step")
+        RowSelector("step")((torch.ones(2, 3),), {}, 3, range(1))
+    with pytest.raises(UsageError, match="PackedSequence"):
+        RowSelector("step")((nn.utils.rnn.pack_sequence([torch.ones(2)]),), {}, 1, range(1))
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_list_of_batches_is_told_from_a_list_of_samples_by_earlier_calls(samples: bool) -> None:
+    square = [torch.ones(2, 2), torch.zeros(2, 2)]
+    select = RowSelector("step")
+    with pytest.raises(UsageError, match="separate arguments"):
+        select((square,), {}, 2, range(1))
+    assert [len(item) for item in select(([square[0], torch.ones(2)],), {}, 2, range(1))[0][0]] == [
+        1,
+        1,
+    ]
+    earlier = [torch.ones(2, 2)] * 3 if samples else [torch.ones(3, 2)] * 2
+    select((earlier,), {}, 3, range(1))
+    (found,), _ = select((square,), {}, 2, range(1))
+    assert [len(item) for item in found] == ([2] if samples else [1, 1])
 
 
 def test_results_of_parts_become_one() -> None:
