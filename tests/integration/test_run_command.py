@@ -95,6 +95,24 @@ from torch.utils.data import DataLoader
 for batch in DataLoader([1, 2, 3]):
     time.sleep(600)
 """
+UNEVEN = """
+import time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+class Samples:
+    def __len__(self): return 60
+    def __getitem__(self, index):
+        time.sleep(0.05 * dist.get_rank())
+        return torch.ones(4)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Samples(), batch_size=2):
+    model(batch).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
 PREPARE = """
 import os, sys, time
 import torch.distributed as dist
@@ -474,3 +492,23 @@ def test_a_rank_of_another_launcher_gets_no_guardian(
         "print(os.environ.get('NFOLD_SESSION'), psutil.Process().children(recursive=True))"
     )
     assert place.run(code) == (0, "None []\n", "")
+
+
+def test_a_watched_run_names_the_rank_that_others_wait_for(place: Place) -> None:
+    code, _, err = place.run(UNEVEN, flags=("--devices", "cpu:2", "--watch"))
+    assert code == 0, err
+    assert "nfold: 19 steps of" in err
+    assert "the slowest is rank 1: others wait" in err
+    seen = [json.loads((place.results / f"watch-{rank}.json").read_text()) for rank in (0, 1)]
+    input_s, exchange_s = (
+        [sum(window[name] for window in rank["windows"]) for rank in seen]
+        for name in ("input_s", "exchange_s")
+    )
+    assert input_s[1] > 19 * 0.1 > input_s[0]
+    assert exchange_s[0] > exchange_s[1]
+
+
+def test_a_program_cannot_be_watched(place: Place) -> None:
+    code, _, err = place.run("", flags=("--no-python", "--watch", "true"))
+    assert code == 2
+    assert "--watch needs a Python script" in err

@@ -52,7 +52,7 @@ def test_a_safe_plan_is_a_word_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> Non
     assert nfold.Run("safe", device="cpu").plan.step == "eager"
     monkeypatch.setenv(PLAN_VARIABLE, json.dumps({"safe": True, "seed": 2}))
     assert nfold.Run(device="cpu").plan.seed == 2
-    with pytest.raises(UsageError, match="plan 'fast': allowed are 'safe' and a nfold.Plan"):
+    with pytest.raises(UsageError, match=r"plan 'fast': allowed are 'safe' and a nfold\.Plan"):
         nfold.Run("fast", device="cpu")  # type: ignore[arg-type]
 
 

@@ -246,7 +246,8 @@ RUN_OPTIONS = {
         *(str | None, None, "", None, UNSUPPORTED_TORCHRUN_OPTIONS),
         more={"hidden": True, "callback": _refuse},
     ),
-    "plan": _list("Plan field for nfold.Run; repeatable.", LAUNCH, "NAME=VALUE"),
+    "plan": _list("Plan field for nfold.Run, or safe; repeatable.", LAUNCH, "NAME=VALUE"),
+    "watch": _flag("Say at the end where the time of the steps went.", LAUNCH),
     "results": SHARED_OPTIONS["results"],
     "hang_timeout": SHARED_OPTIONS["hang_timeout"],
     "start_timeout": _seconds(

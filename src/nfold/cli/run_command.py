@@ -10,6 +10,7 @@ from nfold.cli.signals import stop_on_signals
 from nfold.core.errors import RunFailure
 from nfold.core.format import terminal_safe
 from nfold.core.source_location import display_path
+from nfold.core.workload import Workload
 from nfold.launch import workload_run
 from nfold.launch.script_run import (
     LocalRanks,
@@ -21,6 +22,8 @@ from nfold.launch.script_run import (
 )
 from nfold.launch.torchrun_args import TorchrunArgs, build_rendezvous, check_target
 from nfold.launch.verdict import Outcome
+from nfold.launch.watch_report import describe_watched_steps, read_watched_steps
+from nfold.report.writer import explanation_folder, read_values
 from nfold.telemetry.machine_inspection import inspect_machine
 
 DIM, NORMAL = "\x1b[2m", "\x1b[0m"
@@ -38,8 +41,22 @@ def launch_and_report(args: TorchrunArgs) -> int:
     _warn([rendezvous.warning, too_many if is_crowded else None])
     with stop_on_signals() as stop:
         outcome = launch_script(args, ranks, rendezvous, stop=stop, output=sys.stdout.buffer)
+    if args.watch:
+        ranks_seen = read_watched_steps(outcome.folder)
+        for line in describe_watched_steps(ranks_seen, _explained_ms(args, ranks.processes)):
+            sys.stderr.write(f"nfold: {line}\n")
     _warn([describe_detached(outcome.detached) if outcome.detached else None])
     return _report(outcome)
+
+
+def _explained_ms(args: TorchrunArgs, devices: int) -> float | None:
+    """Return the step time of the last explanation on as many devices, if there is one."""
+    target = ("-m", args.script) if args.module else (args.script,)
+    workload = Workload(name=args.script, script=target)
+    found = read_values(explanation_folder(args.results, workload))
+    if found is None or found.budget.devices != devices:
+        return None
+    return found.budget.n_devices.step_ms.value
 
 
 def _warn(warnings: Sequence[str | None]) -> None:

@@ -6,6 +6,7 @@
     error-K.json    why rank K failed
     seen-K.json     the script profile of rank K
     heartbeat-K     phase, step, monotonic time of rank K; a memory map
+    watch-K.json    ``nfold run --watch``: waits of rank K, replaced while it runs
     stack-K.txt     Python stacks of rank K, written on a signal of the supervisor
     rank-K.log      output of rank K
     group.json      the ranks that the agent starts; secrets are removed at the end
@@ -123,6 +124,9 @@ class HandoffFolder:
 
     def stack_file(self, rank: int) -> Path:
         return self.path / f"stack-{rank}.txt"
+
+    def watch_file(self, rank: int) -> Path:
+        return self.path / f"watch-{rank}.json"
 
     def heartbeat_file(self, rank: int) -> Path:
         return self.path / f"heartbeat-{rank}"

@@ -9,6 +9,7 @@ library and nfold.core: the script decides what else is imported.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import os
@@ -33,6 +34,7 @@ from nfold.launch.rank_lifecycle import (
     redirect_output,
     stacks_on_signal,
 )
+from nfold.launch.step_watch import WATCH_VARIABLE, StepRecorder, StepWatch
 
 
 def main() -> None:
@@ -40,6 +42,10 @@ def main() -> None:
     folder, rank = HandoffFolder(Path(sys.argv[1])), int(os.environ["RANK"])
     kind, cores, target, *arguments = sys.argv[2:]
     _start_rank(folder, rank, int(os.environ["LOCAL_RANK"]), int(cores))
+    if os.environ.pop(WATCH_VARIABLE, None):
+        recorder = StepRecorder(folder.watch_file(rank), rank)
+        StepWatch(recorder).install()
+        atexit.register(recorder.write)
     with stacks_on_signal(folder.stack_file(rank)):
         InferredHeartbeat(folder, rank).install()
         run_target(folder, rank, kind, target, arguments)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from nfold.core.errors import StoreUnusable
+from nfold.core.errors import StoreUnusable, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import FailureCause
 from nfold.core.redaction import abbreviate_home, redact_arguments, redact_text
@@ -40,6 +40,7 @@ from nfold.launch.launch_spec import (
     module_command,
     rank_environment,
 )
+from nfold.launch.step_watch import WATCH_VARIABLE
 from nfold.launch.supervisor import Supervisor, TelemetrySession, TreeExit
 from nfold.launch.torchrun_args import (
     Rendezvous,
@@ -142,6 +143,10 @@ def exit_code(outcome: Outcome) -> int:
 
 def exec_script(args: TorchrunArgs) -> NoReturn:
     """Replace this process by the script, as the rank that the environment names."""
+    if args.watch:
+        raise UsageError(
+            "--watch needs ranks that nfold run starts; next: unset RANK and WORLD_SIZE"
+        )
     plan = parse_plan_fields(args.plan)
     if plan:
         os.environ[PLAN_VARIABLE] = json.dumps(plan)
@@ -171,7 +176,7 @@ def _launch(
     )
     return ProcessSpec(
         command=agent_command(folder, group),
-        environment=_environment(folder, ranks, rendezvous),
+        environment=_environment(folder, ranks, rendezvous, watch=args.watch),
         processes=ranks.processes,
         restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
@@ -181,7 +186,7 @@ def _launch(
 
 
 def _environment(
-    folder: HandoffFolder, ranks: LocalRanks, rendezvous: Rendezvous
+    folder: HandoffFolder, ranks: LocalRanks, rendezvous: Rendezvous, *, watch: bool
 ) -> dict[str, str]:
     found = rank_environment(ranks.device, max(1, ranks.cores_per_rank))
     if "OMP_NUM_THREADS" in os.environ:
@@ -189,6 +194,8 @@ def _environment(
     found[FOLDER_VARIABLE] = str(folder.path)
     if ranks.plan:
         found[PLAN_VARIABLE] = json.dumps(ranks.plan)
+    if watch:
+        found[WATCH_VARIABLE] = "1"
     return {**found, **rendezvous.environment}
 
 

@@ -47,6 +47,7 @@ class TorchrunArgs:
     monitor_interval: float = 0.1
     local_ranks_filter: str | None = None
     plan: tuple[str, ...] = ()
+    watch: bool = False
     results: Path = Path("nfold-results")
     hang_timeout: float = 60.0
     start_timeout: float = 300.0
@@ -63,6 +64,8 @@ class TorchrunArgs:
         """``script``, ``module`` or ``program``."""
         if self.module and self.no_python:
             raise UsageError("--module and --no-python: allowed is one of them; next: remove one")
+        if self.watch and self.no_python:
+            raise UsageError("--watch needs a Python script; next: remove --no-python")
         return "module" if self.module else "program" if self.no_python else "script"
 
 

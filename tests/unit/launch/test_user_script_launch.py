@@ -311,15 +311,16 @@ def test_threads_that_the_user_chose_are_left(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     one_node = build_rendezvous(asked())
-    own = script_run._environment(HandoffFolder(tmp_path), ranks, one_node)
+    own = script_run._environment(HandoffFolder(tmp_path), ranks, one_node, watch=False)
     assert own["GLOO_SOCKET_IFNAME"] == "lo"
     assert own["OMP_NUM_THREADS"] == "4"
     assert own["NFOLD_FOLDER"] == str(tmp_path)
     assert json.loads(own["NFOLD_PLAN"]) == {"seed": 3}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     several = build_rendezvous(asked(nnodes="2", rdzv_endpoint="127.0.0.2:29400"))
-    kept = script_run._environment(HandoffFolder(tmp_path), ranks, several)
+    kept = script_run._environment(HandoffFolder(tmp_path), ranks, several, watch=True)
     assert "OMP_NUM_THREADS" not in kept
+    assert ("NFOLD_WATCH" in own, kept["NFOLD_WATCH"]) == (False, "1")
     assert "NCCL_SOCKET_IFNAME" not in kept
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     assert several.environment == {"GLOO_SOCKET_IFNAME": "eth7"}
