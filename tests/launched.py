@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).parent
 
@@ -30,3 +32,15 @@ def launch(script: Path, world: int, *arguments: str) -> None:
     ]
     errors = [rank.communicate()[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(errors)
+
+
+class RunsByWorld(dict[Any, Any]):
+    """Results by world or by (case, world); the cases of a world run when one is first asked for."""
+
+    def __init__(self, run: Callable[[int], dict[Any, Any]]) -> None:
+        super().__init__()
+        self._run = run
+
+    def __missing__(self, key: Any) -> Any:
+        self.update(self._run(key[1] if isinstance(key, tuple) else key))
+        return self[key]

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from integration.scripts.own_model import Net, made
-from launched import launch
+from launched import RunsByWorld, launch
 from nfold.engines.sampling import epoch_order
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "fitted_steps.py"
-WORLDS = (1, 2, 3)
+WORLDS = (1, 2, pytest.param(3, marks=pytest.mark.slow("fitted steps on 3 devices")))
 LAST = -1  # rank
 CASES: dict[str, dict[str, Any]] = {
     "always_fits": {"rows": 10},
@@ -53,17 +53,19 @@ Found = dict[tuple[str, int], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What every rank of every case ended with, by (case, world)."""
-    results: Found = {}
-    for world in WORLDS:
-        folder = tmp_path_factory.mktemp("fitted") / str(world)
-        folder.mkdir()
+
+    def run(world: int) -> Found:
+        folder = tmp_path_factory.mktemp(f"fitted-{world}")
         (folder / "cases.json").write_text(json.dumps(CASES))
         launch(SCRIPT, world, str(folder / "cases.json"), str(folder))
-        for case in CASES:
-            results[case, world] = [
+        return {
+            (case, world): [
                 json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(world)
             ]
-    return results
+            for case in CASES
+        }
+
+    return RunsByWorld(run)
 
 
 def one_device(batch: int) -> tuple[Tensor, list[float]]:
@@ -114,7 +116,7 @@ def test_only_the_rank_without_memory_fails(found: Found, case: str, world: int)
         assert not any(others)
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", WORLDS[1:])
 def test_each_sample_is_seen_once_an_epoch(found: Found, world: int) -> None:
     batches = [rank["seen"][:4] for rank in found["one_rank", world]]
     together = sorted(value for batch in itertools.chain(*batches) for value in batch)

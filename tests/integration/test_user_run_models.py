@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from integration.scripts.user_models import OUTPUTS, OneDevice, train
-from launched import launch
+from launched import RunsByWorld, launch
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_models.py"
-WORLDS = (1, 2, 3)
+WORLDS = (1, 2, pytest.param(3, marks=pytest.mark.slow("models on 3 devices")))
 PARTS = {"accumulate": 2}
 LBFGS = {"training": "plain", "optimizer": "LBFGS", "closure": True, "batch": 37, "epochs": 4}
 WITHIN = {"lbfgs_search": 1e-3}  # rounding changes the length of its steps
@@ -86,15 +86,14 @@ Found = dict[int, list[dict[str, dict[str, Any]]]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What every rank of each world ended with, by case."""
-    results: Found = {}
-    for world in WORLDS:
+
+    def run(world: int) -> Found:
         folder = tmp_path_factory.mktemp(f"world-{world}")
         (folder / "cases.json").write_text(json.dumps(CASES))
         launch(SCRIPT, world, str(folder / "cases.json"), str(folder))
-        results[world] = [
-            json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)
-        ]
-    return results
+        return {world: [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]}
+
+    return RunsByWorld(run)
 
 
 @functools.cache
