@@ -91,6 +91,15 @@ def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     assert "log.txt" in str(found["warnings"])
 
 
+def test_what_the_script_needs_on_several_devices_is_said_first(tmp_path: Path) -> None:
+    found = explained(tmp_path, "accumulated.py", "1s")
+    assert found["warnings"][0]["text"].startswith(
+        "accumulated.py fails as 2 processes, as torchrun starts it: AssertionError "
+        "(accumulated.py:24 `assert accumulation_steps % world_size == 0`); next: pass "
+        "--accumulation_steps=2."
+    )
+
+
 @pytest.mark.slow
 def test_batches_that_a_sampler_of_the_script_s_own_makes_are_left_as_they_are(
     tmp_path: Path,

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,12 @@ if os.environ["RANK"] == "0":
     print("answer", input("name? "), sys.stdin.isatty())
 else:
     print("waiting", repr(sys.stdin.read()))
+"""
+SIZES = """
+import os, sys
+print(os.popen("stty size").read().strip())
+print(os.get_terminal_size().columns)
+print(sys.stdout.isatty())
 """
 PROMPT = """
 import os, time
@@ -450,6 +457,16 @@ def test_a_debugger_on_rank_0_reads_the_terminal(place: Place) -> None:
     assert "(Pdb) 42\n" in out
     assert "answer Ada True\n" in out
     assert (place.results / "rank-1.log").read_text() == "waiting ''\n"
+
+
+def test_every_rank_knows_the_size_of_its_terminal(place: Place) -> None:
+    terminal, stdin = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 72))
+    place.start(SIZES, flags=("--devices", "2"), stdin=stdin)
+    code, _, err = place.end()
+    assert code == 0, err
+    sizes = [(place.results / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert sizes == ["24 72\n72\nFalse\n", "30 100\n100\nFalse\n"]
 
 
 def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:

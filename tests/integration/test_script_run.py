@@ -84,6 +84,7 @@ def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
     assert [sum(w.samples for w in rank.windows) for rank in found.ranks] == [160, 160]
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
     assert not {"same_samples", "parameters_differ"} & {caveat.kind for caveat in found.warnings}
+    assert "terminal 30 100\n" in folder.rank_log(0).read_text()
     # Nothing of the script ran after its last step.
     assert "finally" not in folder.rank_log(0).read_text()
     seen = folder.read_profiles()

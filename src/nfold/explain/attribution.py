@@ -349,7 +349,8 @@ def build_budget(
         if design.single_device_script or design.devices == 1
         else find_break_even_batch(design, results, fit, speedup),
         parallelism=headline.describe_parallelism(design.profile) if design.profile else "",
-        headline=headline.write_headline(target, design.profile, design.devices, failure)
+        multi_process_failure=failure,
+        headline=headline.write_headline(design.profile, design.devices, failure)
         if design.profile
         else "",
         account=account,

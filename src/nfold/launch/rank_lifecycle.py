@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nfold.core.errors import Collateral, EndedEarly, NfoldError, RunFailure
+from nfold.launch.failed_statement import FailedStatement, find_failed_statement
 from nfold.launch.handoff import RankFailure
 
 STACK_SIGNAL = signal.SIGUSR2
@@ -89,12 +90,17 @@ def build_failure(
 
     An error that nfold did not raise is a crash.
     """
-    text = str(error) if isinstance(error, NfoldError) else _describe_crash(error)
+    if isinstance(error, NfoldError):
+        text, statement = str(error), FailedStatement()
+    else:
+        text, statement = _describe_crash(error), find_failed_statement(error)
+    place = f"{location} `{statement.code}`" if statement.code else location
+    hint = f"; next: {statement.argument}" if statement.argument else ""
     own_step = error.step if isinstance(error, RunFailure) else None
     return RankFailure(
         rank=rank,
         status=error.status if isinstance(error, RunFailure) else "crashed",
-        text=text.strip().split("\n")[0][:MAX_TEXT] + (f" ({location})" if location else ""),
+        text=text.strip().split("\n")[0][:MAX_TEXT] + (f" ({place})" if location else "") + hint,
         step=own_step if own_step is not None else step,
         collateral=isinstance(error, Collateral),
         monotonic_ns=time.monotonic_ns(),
@@ -113,7 +119,7 @@ def _describe_crash(error: BaseException) -> str:
         found = f"{text.splitlines()[-1]} (in {in_worker[1]})"
     else:
         first_line = text.split("\n")[0]
-        found = f"{type(error).__name__}: {first_line}"
+        found = ": ".join(filter(None, [type(error).__name__, first_line]))
     if WORKER_DIED in text and (line := _last_error_line()):
         found += f"; its last error line: {line}"
     if SHARED_MEMORY.search(text):

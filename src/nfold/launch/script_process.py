@@ -34,6 +34,7 @@ from nfold.launch.rank_lifecycle import (
     redirect_output,
     stacks_on_signal,
 )
+from nfold.launch.rank_terminal import open_terminal, provide_terminal_size
 from nfold.launch.step_watch import WATCH_VARIABLE, StepRecorder, StepWatch
 
 
@@ -153,9 +154,11 @@ def _own_frames(trace: types.TracebackType | None) -> types.TracebackType | None
 def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -> None:
     redirect_output(folder.rank_log(rank))
     folder.reset_rank(rank, local_rank)
+    provide_terminal_size()
     if rank != 0:  # torchelastic lets all ranks read the same input
         with open(os.devnull) as nothing:
             os.dup2(nothing.fileno(), 0)
+        open_terminal()
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, core_share(allowed, cores, local_rank))

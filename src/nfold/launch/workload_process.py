@@ -34,6 +34,7 @@ from nfold.launch.rank_lifecycle import (
     redirect_output,
     stacks_on_signal,
 )
+from nfold.launch.rank_terminal import open_terminal, provide_terminal_size
 from nfold.sandbox import clean_up, enter_view, guard_view
 from nfold.sandbox import enter_sandbox as enter_sandbox_folder
 from nfold.sandbox.overlay import ENTERED, PER_RANK, SHARED, STATE_VARIABLE
@@ -200,6 +201,8 @@ def main() -> None:
     folder = HandoffFolder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
     redirect_output(folder.rank_log(rank))
+    open_terminal()
+    provide_terminal_size()
     with stacks_on_signal(folder.stack_file(rank)):
         ended_well = run_rank(folder, rank, int(os.environ["WORLD_SIZE"]))
     if ended_well:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -39,6 +40,7 @@ def shifted(model: nn.Module, size: float) -> list[torch.Tensor]:
 
 def main(wish: str) -> None:
     """Train endlessly, with the behaviour that ``wish`` names."""
+    sys.stdout.write(f"terminal {os.popen('stty size').read()}\n")
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(128, 8), torch.randint(0, 4, (128,)))

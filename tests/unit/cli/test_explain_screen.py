@@ -109,6 +109,16 @@ def test_the_conclusion(name: str, width: int) -> None:
     assert _matches(f"explain-{name}-{width}.txt", "\n".join(lines) + "\n")
 
 
+def test_a_failure_as_several_processes_comes_first() -> None:
+    failure = "AssertionError (train.py:87 `assert steps % ranks == 0`); next: pass --steps=2"
+    budget = dataclasses.replace(_budget("one-process"), multi_process_failure=failure)
+    view = build_view(budget)
+    sentence = f"train.py fails as 2 processes, as torchrun starts it: {failure}."
+    assert (view.headline, view.tone, view.change) == (sentence, "wrong", None)
+    assert view.notices[0].startswith("train.py uses one process: 2 processes would train")
+    assert budget.to_json()["warnings"][0]["text"].startswith(sentence)
+
+
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_details(width: int) -> None:
     lines = [text for text, _ in detail_lines(_budget("loader"), width)]

@@ -91,7 +91,7 @@ def test_an_exception_is_a_failure_that_names_the_users_line(tmp_path: Path) -> 
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
     (failure,) = HandoffFolder(tmp_path / "run").read_failures()
     assert failure.text.startswith("JSONDecodeError: Expecting property name")
-    assert failure.text.endswith("(train.py:4)")
+    assert failure.text.endswith("(train.py:4 `return json.loads('{')`)")
     assert (failure.rank, failure.status, failure.collateral) == (1, "crashed", False)
     assert failure.monotonic_ns > 0
     log = HandoffFolder(tmp_path / "run").rank_log(1).read_text()

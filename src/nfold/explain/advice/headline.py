@@ -25,7 +25,7 @@ def describe_parallelism(profile: ScriptProfile) -> str:
     return text
 
 
-def write_headline(name: str, profile: ScriptProfile, devices: int, failure: str = "") -> str:
+def write_headline(profile: ScriptProfile, devices: int, failure: str = "") -> str:
     """Notes to read before the numbers; empty for a usual script.
 
     ``failure`` is the error of the script when it was started as one process per device.
@@ -35,7 +35,6 @@ def write_headline(name: str, profile: ScriptProfile, devices: int, failure: str
     if profile.fixed_batch_error:
         fixed = f"With smaller batches it fails ({profile.fixed_batch_error})"
     notes = {
-        f"Started as {devices} processes, as torchrun does, it fails: {failure}.": failure,
         "No torch optimizer steps in it: nfold.mark_step() ends its steps.": (
             profile.has_no_optimizer
         ),
@@ -47,7 +46,7 @@ def write_headline(name: str, profile: ScriptProfile, devices: int, failure: str
             one_process and profile.parallel == "dp" and profile.device == "cpu"
         ),
         "To change: DistributedDataParallel, or three lines of nfold.Run (docs/own-script).": (
-            one_process and profile.parallel != "dp" and not profile.trainer
+            one_process and profile.parallel != "dp" and not profile.trainer and not failure
         ),
         f"{fixed}: a step below is {devices} of the script's own.": (
             one_process and not profile.accepts_batch_size

@@ -242,7 +242,8 @@ class Budget:
     ``ideal_ms`` is a step at N-fold speed over the same samples. ``not_significant_ms`` is the sum
     of the findings within the noise, ``not_attributed_ms`` the residual. ``unmeasured`` holds causes
     with the reason. ``parallelism`` is how a script uses its devices, ``headline`` are notes to read
-    first; both are empty for a workload. ``device_bound`` is one device without its own losses.
+    first; both are empty for a workload. ``multi_process_failure`` is the error of a script as one
+    process per device, which does not happen as one process. ``device_bound`` is one device without its own losses.
     ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
     their cost, ``trials`` every variant with its steps. ``uses_one_device``: the script is one
     process on one device, whatever number was requested. ``fetch_lines`` are the lines of the data
@@ -267,6 +268,7 @@ class Budget:
     break_even_batch: BreakEvenBatch | None = None
     parallelism: str = ""
     headline: str = ""
+    multi_process_failure: str = ""
     lower_bound: LowerBound | None = None
     device_bound: Speed | None = None
     account: StepAccount | None = None
@@ -280,6 +282,16 @@ class Budget:
     @property
     def devices(self) -> int:
         return self.plan.devices or 1
+
+    @property
+    def failure_sentence(self) -> str:
+        """That the script fails as one process per device, and what to do; else empty."""
+        if not self.multi_process_failure:
+            return ""
+        return (
+            f"{self.target} fails as {self.devices} processes, as torchrun starts it: "
+            f"{self.multi_process_failure}."
+        )
 
     @property
     def significant(self) -> tuple[Finding, ...]:
@@ -345,7 +357,8 @@ class Budget:
         }
 
     def _all_caveats(self) -> list[Caveat]:
-        found = [Caveat(kind="headline", text=self.headline)] if self.headline else []
+        notes = " ".join(filter(None, [self.failure_sentence, self.headline]))
+        found = [Caveat(kind="headline", text=notes)] if notes else []
         found += self.caveats
         if self.devices_cannot_help:
             found.append(Caveat(kind="cannot_help", text=_explain_no_speedup(self)))

@@ -132,6 +132,9 @@ def build_view(
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
     checks = (one for one in budget.caveats if one.kind in TO_CHECK)
     notices += [f"Check: {one.text}." for one in checks]
+    if budget.multi_process_failure:
+        one_of_several = _uses_one_of_several(budget)
+        notices.append(_one_process_headline(budget) if one_of_several else budget.failure_sentence)
     basis = "measured" if change is not None and change.measured else "not measured"
     return ExplanationView(
         title=_title(budget),
@@ -198,6 +201,8 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
     if budget.training_errors:
         return f"Wrong training: {budget.training_errors[0]}.", "wrong"
     if _uses_one_of_several(budget):
+        if budget.multi_process_failure:
+            return budget.failure_sentence, "wrong"
         return _one_process_headline(budget), "costly"
     bound, costs, step = budget.lower_bound, account.costs, account.step_ms.value
     largest = max((row.ms.value for row in costs), default=0.0)
