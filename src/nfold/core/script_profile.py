@@ -37,6 +37,15 @@ class CollectiveUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowGradient:
+    """A dense gradient of which a step changes few rows, as of an embedding."""
+
+    name: str
+    bytes: int
+    changed_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostToDeviceCopies:
     """Copies from the host to a device per step, and how many came from pinned memory."""
 
@@ -52,7 +61,8 @@ class DataLoaderProfile:
     With ``length_read_ahead`` the trainer reads the number of batches before an epoch, which
     therefore cannot be cut short. ``in_generator``: a generator of the script iterates over it,
     perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
-    on the host while others move to a device.
+    on the host while others move to a device. ``renewed_at`` is the line that makes an iterator in
+    every step, None if a loop goes through an epoch.
     """
 
     batch_size: int | None = None
@@ -68,6 +78,7 @@ class DataLoaderProfile:
     host_tensors: tuple[int, ...] = ()
     in_generator: bool = False
     created_at: str | None = None
+    renewed_at: str | None = None
 
     def steps_per_epoch(self, batch: int | None) -> int | None:
         """Return the steps at a global batch size; None if the length of an epoch is unknown."""
@@ -149,6 +160,7 @@ class ScriptProfile:
         gradient_exchanges: those whose backward exchanges gradients under DDP.
         optimizers: class names in the order of their steps, or ``NO_OPTIMIZER``; the steps of
             ``optimizers[step_optimizer]`` are counted.
+        row_gradients: large dense gradients of which a step changes few rows, the largest first.
         unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
         epoch_wait_ms: median wait for the first batch of an epoch.
         fetches: batches of the data set after the warm-up, None if they could not be observed;
@@ -165,7 +177,8 @@ class ScriptProfile:
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
             iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
-            (binds the process to cores), ``order on cuda`` or ``order on cpu`` (dimensions reordered
+            (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
+            from all ranks), ``order on cuda`` or ``order on cpu`` (dimensions reordered
             in memory).
     """
 
@@ -201,6 +214,7 @@ class ScriptProfile:
     bucket_bytes: tuple[int, ...] = ()
     comm_hook: str = ""
     sparse_gradient_bytes: int = 0
+    row_gradients: tuple[RowGradient, ...] = ()
     gradient_exchanges: float = 0.0
     collectives: tuple[CollectiveUse, ...] = ()
     copies: HostToDeviceCopies = field(default_factory=HostToDeviceCopies)

@@ -706,6 +706,10 @@ def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device
 @pytest.mark.parametrize(("seen", "share"), [(DDP, 1.0), (PLAIN, 0.5)])
 def test_copies_into_another_order_are_told_by_a_trace(seen: ScriptProfile, share: float) -> None:
     traced = TraceSummary(steps=3, layout_copy_ms=(2.0, 2.1, 2.2))
+    inside = explained(dataclasses.replace(seen, trace=traced))
+    assert "layout" not in [row.cause for row in inside.significant], "no line can be changed"
+    line = {f"order on {seen.device.partition(':')[0]}": (SourceLocation(line="train.py:31"),)}
+    seen = dataclasses.replace(seen, source_locations=seen.source_locations | line)
     found = explained(dataclasses.replace(seen, trace=traced))
     (row,) = (row for row in found.one_device_rows if row.significant)
     assert row.cause == "layout"
@@ -924,4 +928,4 @@ def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
     assert found.device_bound.step_ms.value == pytest.approx(10.0)
     assert rows["launch-bound"].lost_ms.value == pytest.approx(lost_ms)
     assert rows["launch-bound"].significant == (lost_ms > 0)
-    assert "reduce-overhead" in rows["launch-bound"].fix
+    assert "torch.compile" in rows["launch-bound"].fix

@@ -6,6 +6,7 @@ from nfold.explain.causes.cause import Cause
 from nfold.explain.causes.collectives import LINK, NETWORK, SYNCHRONIZATION
 from nfold.explain.causes.device_memory import LAYOUT, MEMORY
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.causes.host_processes import SINGLE_PROCESS, THREADS
 from nfold.explain.causes.input_pipeline import COPIES, INPUT, STORAGE
 from nfold.explain.causes.launch_bound import LAUNCH_BOUND
@@ -21,6 +22,7 @@ CAUSES: tuple[Cause, ...] = (
     INPUT,
     THREADS,
     SYNCHRONIZATION,
+    GROWING_WORK,
     COPIES,
     EPOCH_BOUNDARY,
     LAYOUT,

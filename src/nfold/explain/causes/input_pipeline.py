@@ -113,7 +113,8 @@ class InputCause(Cause):
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         full, plan = design.actual(), design.plan
         workers = plan.workers or 0
-        if design.facts.batch_function is not None:
+        renewed = design.facts.training_loader.renewed_at is not None
+        if renewed or design.facts.batch_function is not None:
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:

@@ -25,6 +25,7 @@ ROW_LABELS: dict[str, str] = {
     "data-loader": "data loader",
     "communication": "gradient communication",
     "synchronization": "wrapper and synchronization",
+    "growing-work": "work that grows with devices",
     "copies": "host-to-device copies",
     "launch": "launch overhead",
     "epoch-boundary": "epoch boundary, host work",
@@ -99,7 +100,8 @@ class Change:
 
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
     for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
-    of the setting. ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
+    of the setting. ``is_repair``: it may remove the whole cost at the same batch size.
+    ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
     ``alternatives`` are measured values of the setting ``varied``, today's included, in their order.
     """
 
@@ -110,6 +112,7 @@ class Change:
     setting: str = ""
     current: str = ""
     measured: bool = False
+    is_repair: bool = False
     samples_per_s: Interval | None = None
     factor: Interval | None = None
     varied: str = ""
@@ -231,6 +234,8 @@ def exceeds_noise(loss: Interval, step_ms: float) -> bool:
     return abs(loss.value) > max(INTERVAL_MARGIN * side, MIN_STEP_FRACTION * step_ms)
 
 
+MIN_REPAIR_FACTOR = 1.2
+"""A repair of the largest cost that gains less does not change that devices cannot help."""
 REMOVABLE_CAUSES = ("imbalance", "input", "single-process", "storage", "undivided-work")
 """Causes that can be removed completely: with such a cause, more devices may still help."""
 
@@ -244,7 +249,8 @@ class Budget:
     with the reason. ``parallelism`` is how a script uses its devices, ``headline`` are notes to read
     first; both are empty for a workload. ``device_bound`` is one device without its own losses.
     ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
-    their cost, ``trials`` every variant with its steps. ``uses_one_device``: the script is one
+    their cost, ``exchange`` what is unusual about the gradient exchange,
+    ``trials`` every variant with its steps. ``uses_one_device``: the script is one
     process on one device, whatever number was requested. ``fetch_lines`` are the lines of the data
     set that take most of the ``fetch_ms`` of a batch.
     """
@@ -276,6 +282,7 @@ class Budget:
     uses_one_device: bool = False
     fetch_lines: tuple[FetchLine, ...] = ()
     fetch_ms: float = 0.0
+    exchange: str = ""
 
     @property
     def devices(self) -> int:
@@ -294,6 +301,10 @@ class Budget:
         if limit is None or limit.devices_help or self.may_miss_causes:
             return False
         if any(one.measured and one.factor and _least(one.factor) > 1 for one in self.changes):
+            return False
+        costs = self.account.costs if self.account is not None else ()
+        repairs = (one for one in self.changes[:1] if one.is_repair and one.row == costs[0].id)
+        if any(one.factor and one.factor.value > MIN_REPAIR_FACTOR for one in repairs):
             return False
         fault = bool(self.significant) and self.significant[0].cause in REMOVABLE_CAUSES
         return not fault and not any(

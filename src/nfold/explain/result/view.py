@@ -58,6 +58,7 @@ CAUSE_NAMES = {
     "copies": "host-to-device copies",
     "input": "data loader",
     "single-process": "one process per device",
+    "growing-work": "work that grows with devices",
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
@@ -244,7 +245,8 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
     who = {1: "The device waits", 2: "Both devices wait"}.get(n, f"All {n} devices wait")
     phrases = {
         "data-loader": f"{who} for the data loader",
-        "communication": "Gradient communication is not hidden by compute",
+        "communication": "Gradient communication is not hidden by compute"
+        + f" ({budget.exchange})" * bool(budget.exchange),
         "copies": "Host-to-device copies are not hidden by compute",
         "launch": "Fixed work per step (kernel launches) does not shrink with the batch",
         "epoch-boundary": "Time passes between epochs or between steps",
@@ -253,6 +255,7 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
         "layout": "Tensors are rearranged in memory",
         "memory": "The allocator runs out of device memory and retries",
         "single-process": f"One process drives all {n} devices",
+        "growing-work": f"Every rank computes for the samples of all {n} ranks",
         "synchronization": f"Synchronization slows the step{part}",
     }
     return phrases[row.id]
