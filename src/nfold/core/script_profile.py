@@ -46,6 +46,19 @@ class RowGradient:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Recompilation:
+    """A function that torch.compile compiles again in every step, and the guard that failed.
+
+    ``step_ms`` is the compilation per step: median, first and third quartile.
+    """
+
+    function: str
+    location: str
+    guard: str
+    step_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostToDeviceCopies:
     """Copies from the host to a device per step, and how many came from pinned memory."""
 
@@ -165,6 +178,8 @@ class ScriptProfile:
         epoch_wait_ms: median wait for the first batch of an epoch.
         fetches: batches of the data set after the warm-up, None if they could not be observed;
             ``fetch_lines`` are the lines that took most of their time, in a probe run.
+        cached_input_fraction: of the time of a sample, what a data set saves at a second access
+            because it keeps the sample; 0 if it does not.
         alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
             and freed its cache.
         child_processes: without workers of loaders.
@@ -223,9 +238,11 @@ class ScriptProfile:
     input_wait_ms: float = 0.0
     fetches: FetchStats | None = None
     fetch_lines: tuple[FetchLine, ...] = ()
+    cached_input_fraction: float = 0.0
     precision: str = "fp32"
     autocast: str | None = None
     compiled: bool = False
+    recompilation: Recompilation | None = None
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
     model_calls_hooked: bool = False

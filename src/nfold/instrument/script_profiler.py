@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
 from nfold.core.measurement import ParameterPart
@@ -82,6 +82,7 @@ from nfold.instrument.input.epoch_passes import (
 )
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
 from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
+from nfold.instrument.input.repeated_access import repeated_access_saving
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
 
@@ -318,12 +319,19 @@ class ScriptProfiler:
             epoch_wait_ms=1e3 * median(waits_s) if waits_s else 0.0,
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
             fetch_lines=self.fetch_timer.lines(),
+            recompilation=self.recompilation.found(),
+            cached_input_fraction=self._cached_input_fraction(),
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),
             epochs_completed=self._dataloaders.epochs_completed,
             child_processes=self.child_processes,
         )
+
+    def _cached_input_fraction(self) -> float:
+        loader = self._dataloaders.loader
+        probed = self._task.variant.profiler_steps and isinstance(loader, DataLoader)
+        return repeated_access_saving(loader.dataset) if probed and not loader.num_workers else 0.0
 
     @property
     def fetch_total(self) -> FetchTotal:

@@ -16,6 +16,7 @@ from nfold.core.script_profile import (
     NO_OPTIMIZER,
     BatchFunction,
     DataLoaderProfile,
+    Recompilation,
     ScriptProfile,
     SourceLocation,
     TraceSummary,
@@ -929,3 +930,28 @@ def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
     assert rows["launch-bound"].lost_ms.value == pytest.approx(lost_ms)
     assert rows["launch-bound"].significant == (lost_ms > 0)
     assert "torch.compile" in rows["launch-bound"].fix
+
+
+def test_input_that_fills_a_cache_is_named_as_the_first_epoch_only() -> None:
+    plain = explained(DDP, load_ms_per_sample=1.0)
+    (usual,) = (row for row in plain.one_device_rows if row.cause == "input")
+    found = explained(dataclasses.replace(DDP, cached_input_fraction=0.99), load_ms_per_sample=1.0)
+    rows = {row.cause: row for row in found.one_device_rows}
+    assert rows["first-epoch"].lost_ms.value == pytest.approx(0.99 * usual.lost_ms.value)
+    assert rows["input"].lost_ms.value == pytest.approx(0.01 * usual.lost_ms.value)
+    assert rows["first-epoch"].fix == ""
+    view = build_view(found)
+    assert (view.tone, view.change) == ("healthy", None)
+
+
+def test_a_recompilation_in_every_step_has_a_cost_and_advice() -> None:
+    again = Recompilation(
+        function="loss", location="train.py:22", guard="beta == 0.5", step_ms=(4.0, 3.9, 4.2)
+    )
+    found = explained(dataclasses.replace(DDP, recompilation=again))
+    (row,) = (row for row in found.one_device_rows if row.significant)
+    assert (row.cause, row.lost_ms.value) == ("recompilation", 4.0)
+    assert row.fix.startswith("train.py:22: pass changing numbers as tensors")
+    shaped = dataclasses.replace(again, guard="size mismatch at index 0")
+    found = explained(dataclasses.replace(DDP, recompilation=shaped))
+    assert "mark_dynamic" in found.significant[0].fix

@@ -29,8 +29,8 @@ class GrowingWorkCause(Cause):
         return at_location(
             design.facts.most_frequent_line("gathered_work"),
             "compute it for the rank's own samples against those of all ranks, gathered by "
-            "torch.distributed.nn.functional.all_gather, which returns their gradients; here every "
-            f"rank computes it for the samples of all {design.devices} ranks",
+            "torch.distributed.nn.functional.all_gather, which returns their gradients; here all "
+            f"{design.devices} ranks compute it for all samples",
         )
 
     def has_repair(self, design: ExperimentDesign) -> bool:

@@ -23,6 +23,7 @@ NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
 ROW_LABELS: dict[str, str] = {
     "compute": "model compute",
     "data-loader": "data loader",
+    "first-epoch": "first epoch only, fills a cache",
     "communication": "gradient communication",
     "synchronization": "wrapper and synchronization",
     "growing-work": "work that grows with devices",
@@ -33,6 +34,7 @@ ROW_LABELS: dict[str, str] = {
     "threads": "host contention",
     "layout": "memory layout",
     "memory": "memory allocator",
+    "recompilation": "recompilation",
     "single-process": "one process for all devices",
     "not-attributed": "not attributed",
 }

@@ -21,6 +21,7 @@ from nfold.explain.result.budget import (
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
+FIRST_EPOCH = "first-epoch"
 STARVED_FRACTION = 0.2
 """Of the step: one device that waits for its input this long is starved too."""
 MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
@@ -127,11 +128,12 @@ def build_view(
     """
     account = budget.account or StepAccount(step_ms=budget.n_devices.step_ms, rows=())
     headline, tone = _headline(budget, account)
-    costs, costly = account.costs, tone == "costly"
+    costs, costly = _lasting(account), tone == "costly"
     change = _first_change(budget, costs)
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
-    checks = (one for one in budget.caveats if one.kind in TO_CHECK)
+    shown = {row.id for row in costs}
+    checks = (one for one in budget.caveats if one.kind in TO_CHECK and one.kind not in shown)
     notices += [f"Check: {one.text}." for one in checks]
     basis = "measured" if change is not None and change.measured else "not measured"
     return ExplanationView(
@@ -200,7 +202,7 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         return f"Wrong training: {budget.training_errors[0]}.", "wrong"
     if _uses_one_of_several(budget):
         return _one_process_headline(budget), "costly"
-    bound, costs, step = budget.lower_bound, account.costs, account.step_ms.value
+    bound, costs, step = budget.lower_bound, _lasting(account), account.step_ms.value
     largest = max((row.ms.value for row in costs), default=0.0)
     if bound is not None and bound.lost_ms > max(0.02 * step, largest):
         least = "" if bound.is_complete else "more than "
@@ -226,6 +228,12 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         cost = f"{format_ms(ms.value)} ({format_ms(ms.low or 0)}–{format_ms(ms.high or 0)})"
         text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
         return f"Probably {text}.", "costly"
+    first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
+    if first is not None:
+        return (
+            "Healthy after the first epoch, in which the data set computes samples that it keeps: "
+            f"{_of_step(first.ms.value, step)}."
+        ), "healthy"
     if budget.skipped_causes:
         return "No cost found yet, but not everything was tested.", "unknown"
     if rest.high is not None and rest.high > NOISE_FRACTION * step:
@@ -234,6 +242,10 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             f"{format_ms(step)} ms per step."
         ), "unknown"
     return "Healthy: nothing worth fixing.", "healthy"
+
+
+def _lasting(account: StepAccount) -> tuple[AccountRow, ...]:
+    return tuple(row for row in account.costs if row.id != FIRST_EPOCH)
 
 
 def _of_step(ms: float, step_ms: float) -> str:
@@ -254,8 +266,9 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
         "threads": "The processes contend for the cores of the host",
         "layout": "Tensors are rearranged in memory",
         "memory": "The allocator runs out of device memory and retries",
+        "recompilation": "torch.compile compiles again in every step",
         "single-process": f"One process drives all {n} devices",
-        "growing-work": f"Every rank computes for the samples of all {n} ranks",
+        "growing-work": "Every rank computes for the samples of all ranks",
         "synchronization": f"Synchronization slows the step{part}",
     }
     return phrases[row.id]
