@@ -37,6 +37,28 @@ class CollectiveUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowGradient:
+    """A dense gradient of which a step changes few rows, as of an embedding."""
+
+    name: str
+    bytes: int
+    changed_fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recompilation:
+    """A function that torch.compile compiles again in every step, and the guard that failed.
+
+    ``step_ms`` is the compilation per step: median, first and third quartile.
+    """
+
+    function: str
+    location: str
+    guard: str
+    step_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class HostToDeviceCopies:
     """Copies from the host to a device per step, and how many came from pinned memory."""
 
@@ -52,7 +74,8 @@ class DataLoaderProfile:
     With ``length_read_ahead`` the trainer reads the number of batches before an epoch, which
     therefore cannot be cut short. ``in_generator``: a generator of the script iterates over it,
     perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
-    on the host while others move to a device.
+    on the host while others move to a device. ``renewed_at`` is the line that makes an iterator in
+    every step, None if a loop goes through an epoch.
     """
 
     batch_size: int | None = None
@@ -68,6 +91,7 @@ class DataLoaderProfile:
     host_tensors: tuple[int, ...] = ()
     in_generator: bool = False
     created_at: str | None = None
+    renewed_at: str | None = None
 
     def steps_per_epoch(self, batch: int | None) -> int | None:
         """Return the steps at a global batch size; None if the length of an epoch is unknown."""
@@ -149,10 +173,13 @@ class ScriptProfile:
         gradient_exchanges: those whose backward exchanges gradients under DDP.
         optimizers: class names in the order of their steps, or ``NO_OPTIMIZER``; the steps of
             ``optimizers[step_optimizer]`` are counted.
+        row_gradients: large dense gradients of which a step changes few rows, the largest first.
         unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
         epoch_wait_ms: median wait for the first batch of an epoch.
         fetches: batches of the data set after the warm-up, None if they could not be observed;
             ``fetch_lines`` are the lines that took most of their time, in a probe run.
+        cached_input_fraction: of the time of a sample, what a data set saves at a second access
+            because it keeps the sample; 0 if it does not.
         alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
             and freed its cache.
         child_processes: without workers of loaders.
@@ -165,7 +192,8 @@ class ScriptProfile:
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
             iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
-            (binds the process to cores), ``order on cuda`` or ``order on cpu`` (dimensions reordered
+            (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
+            from all ranks), ``order on cuda`` or ``order on cpu`` (dimensions reordered
             in memory).
     """
 
@@ -201,6 +229,7 @@ class ScriptProfile:
     bucket_bytes: tuple[int, ...] = ()
     comm_hook: str = ""
     sparse_gradient_bytes: int = 0
+    row_gradients: tuple[RowGradient, ...] = ()
     gradient_exchanges: float = 0.0
     collectives: tuple[CollectiveUse, ...] = ()
     copies: HostToDeviceCopies = field(default_factory=HostToDeviceCopies)
@@ -209,9 +238,11 @@ class ScriptProfile:
     input_wait_ms: float = 0.0
     fetches: FetchStats | None = None
     fetch_lines: tuple[FetchLine, ...] = ()
+    cached_input_fraction: float = 0.0
     precision: str = "fp32"
     autocast: str | None = None
     compiled: bool = False
+    recompilation: Recompilation | None = None
     epoch_wait_ms: float = 0.0
     channels_last: bool = False
     model_calls_hooked: bool = False

@@ -22,6 +22,7 @@ from nfold.explain.advice.caveats import (
     short_step_caveats,
     unmeasured_causes,
 )
+from nfold.explain.advice.exchange_repairs import describe_exchange
 from nfold.explain.cause_costs import Attribution, remaining_ms
 from nfold.explain.causes import CAUSES, CAUSES_BY_ID, Cause, applicable_causes
 from nfold.explain.causes.cause import skipped_reason
@@ -358,6 +359,7 @@ def build_budget(
         trials=account_builder.trials(),
         uses_one_device=design.single_device_script,
         fetch_lines=design.facts.fetch_lines,
+        exchange=describe_exchange(design.facts),
         fetch_ms=_fetch_ms(design.facts.fetches),
         not_applicable=tuple(
             cause.id for cause in applicable_causes(design) if skipped_reason(cause, design)

@@ -26,6 +26,7 @@ MIN_INTERVAL_FRACTION = 0.01  # nothing is repeated once every interval is narro
 SLOWER_FIX_FRACTION = 0.2  # a fix that is slower than another by more is not measured again
 SUSPECTED_LOSS_FRACTION = 0.1  # a larger loss has its fixes measured, however wide its interval
 PLANNING_RESAMPLES = 100
+INPUT_CAUSES = ("input", "storage")
 
 # Fraction of the time budget.
 EPOCH_BUDGET_FRACTION = 0.1  # for trials over whole epochs
@@ -62,16 +63,19 @@ def _trials_of_causes(design: ExperimentDesign, causes: Iterable[Cause]) -> Iter
 def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     """Return the fixes of causes that take more than half a step of one device.
 
-    Every other cause takes less. Empty on several devices, where all other trials come first.
+    Every other cause takes less. On several devices, all other trials come first, except where one
+    device already waits for its input.
     """
-    if design.devices > 1:
-        return []
     attribution = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    half_ms = attribution.fit.value(attribution.achieved_ms) / 2
+    one = design.one_device("real")
+    if not results.has([one]):
+        return []
+    half_ms = float(attribution.view.step(one)) / 2
     return [
         trial
         for finding in FindingBuilder(attribution).one_device_findings()
-        if finding.significant and finding.total_ms.value > half_ms
+        if design.devices == 1 or finding.cause in INPUT_CAUSES
+        if finding.significant and finding.lost_ms.value > half_ms
         for flag, trial in CAUSES_BY_ID[finding.cause].fixes(design).items()
         if flag
     ]
@@ -97,7 +101,7 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
         limit_ms = min(measured.values(), default=0.0) + SLOWER_FIX_FRACTION * step_ms
         found += [t for t in fixes.values() if t not in measured or measured[t] < limit_ms]
     found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
-    if design.devices > 1 and any(finding.cause in ("input", "storage") for finding in pursued):
+    if design.devices > 1 and any(finding.cause in INPUT_CAUSES for finding in pursued):
         found += real_input_trials(design)
     slower = attribution.speedup(view) < 1
     can_change_batch = design.profile is None or design.profile.accepts_batch_size

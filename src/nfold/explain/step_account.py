@@ -254,7 +254,8 @@ class StepAccountBuilder:
                 gained = _sum_of(self._rows[row.id])
                 if CAUSES_BY_ID[finding.cause].advice_in_words:
                     gained = self._costs[finding.cause].gained_ms
-                return self._change(row, finding.fix, gained, fixes)
+                repair = CAUSES_BY_ID[finding.cause].has_repair(self.design)
+                return self._change(row, finding.fix, gained, fixes, is_repair=repair)
         return None
 
     def _change(
@@ -265,6 +266,7 @@ class StepAccountBuilder:
         fixes: dict[str, Trial],
         *,
         measured: bool = False,
+        is_repair: bool = False,
     ) -> Change:
         location, advice = split_location(text)
         in_words = CAUSES_BY_ID[row.causes[0]].advice_in_words
@@ -284,6 +286,7 @@ class StepAccountBuilder:
             setting=setting,
             current=self._current_value(setting) if setting else "",
             measured=measured,
+            is_repair=is_repair,
             samples_per_s=self.attribution.samples_per_s(gained),
             factor=self.fit.interval(factor),
             varied=varied,

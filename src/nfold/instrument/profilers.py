@@ -170,7 +170,15 @@ def _is_layout_copy(operation: TraceEvent) -> bool:
     if sizes[0] != sizes[1]:
         return False
     orders = [dimension_order(*pair) for pair in zip(sizes[:2], strides[:2], strict=True)]
-    return None not in orders and orders[0] != orders[1]
+    return changes_format(*orders)
+
+
+def changes_format(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
+    """Return whether another dimension becomes the innermost.
+
+    The heads of an attention change places with its tokens without that.
+    """
+    return before is not None and after is not None and before[-1] != after[-1]
 
 
 def dimension_order(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:

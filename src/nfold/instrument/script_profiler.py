@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
 from nfold.core.measurement import ParameterPart
@@ -25,6 +25,7 @@ from nfold.core.script_profile import (
     DataLoaderProfile,
     HostToDeviceCopies,
     Parallelism,
+    RowGradient,
     ScriptProfile,
 )
 from nfold.engines.base import Task
@@ -43,6 +44,7 @@ from nfold.instrument.hooks.distributed_hooks import (
     DataParallelHooks,
     calling_line,
 )
+from nfold.instrument.hooks.gathered_tensors import GatheredTensors, is_parameter_of
 from nfold.instrument.hooks.model_hooks import (
     HALF_PRECISIONS,
     ForwardObserver,
@@ -72,6 +74,7 @@ from nfold.instrument.input.dataloader_hook import (
     samplers_of,
 )
 from nfold.instrument.input.epoch_passes import (
+    RENEWAL_ATTRIBUTE,
     epoch_length_is_read_ahead,
     generator_line,
     length_or_none,
@@ -79,6 +82,7 @@ from nfold.instrument.input.epoch_passes import (
 )
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
 from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
+from nfold.instrument.input.repeated_access import repeated_access_saving
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
 
@@ -111,7 +115,11 @@ class ScriptProfiler:
             self._on_model_input, step_hooks.on_compute, self._on_outermost_call
         )
         self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
-        self.collectives = CollectiveHooks(variant, self._events)
+        self._gathered = GatheredTensors(
+            self._events, lambda tensor: is_parameter_of(self._wrappers.ddp, tensor)
+        )
+        observed = self._gathered.on_gather if task.variant.profiler_steps else None
+        self.collectives = CollectiveHooks(variant, self._events, observed)
         self._anomalies = AnomalyDetectionHook(variant, self._events)
         self._threads = ThreadCountHook(variant, self._events)
         self._settings = TorchSettings(variant.all_variants)
@@ -254,6 +262,7 @@ class ScriptProfiler:
             return counted // self._slices if any(self._counts) else 1
         self._model_counts.append(self._forwards.take_sample_count())
         self.recompilation.on_step()
+        self._gathered.on_step()
         self._batches.append(step_input.batches)
         self._counts.append(step_input.samples if fed else self._model_counts[-1])
         self.batch_functions.on_step()
@@ -294,6 +303,7 @@ class ScriptProfiler:
 
     def stop(self) -> None:
         self._events.enabled = False
+        self._gathered.stop()
         self.batch_functions.stop()
         self._forwards.stop()
         self._compiler.stop()
@@ -309,12 +319,19 @@ class ScriptProfiler:
             epoch_wait_ms=1e3 * median(waits_s) if waits_s else 0.0,
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
             fetch_lines=self.fetch_timer.lines(),
+            recompilation=self.recompilation.found(),
+            cached_input_fraction=self._cached_input_fraction(),
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),
             epochs_completed=self._dataloaders.epochs_completed,
             child_processes=self.child_processes,
         )
+
+    def _cached_input_fraction(self) -> float:
+        loader = self._dataloaders.loader
+        probed = self._task.variant.profiler_steps and isinstance(loader, DataLoader)
+        return repeated_access_saving(loader.dataset) if probed and not loader.num_workers else 0.0
 
     @property
     def fetch_total(self) -> FetchTotal:
@@ -472,11 +489,31 @@ def model_facts(model: Any, parameters: Sequence[Tensor]) -> dict[str, Any]:
     return {
         "parameter_count": sum(parameter.numel() for parameter in parameters),
         "parameter_bytes": sum(parameter.nbytes for parameter in parameters),
+        "row_gradients": row_gradients(model, parameters),
         "sparse_gradient_bytes": sum(p.nbytes for p in parameters if is_sparse(p.grad)),
         "convolutions": sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in modules),
         "batch_norms": sum(isinstance(module, torch_private.BatchNorm) for module in modules),
         "synchronised_batch_norms": sum(isinstance(m, nn.SyncBatchNorm) for m in modules),
     }
+
+
+MIN_ROW_GRADIENT_BYTES, MAX_CHANGED_FRACTION = 1_000_000, 0.1
+
+
+def row_gradients(model: Any, parameters: Sequence[Tensor]) -> tuple[RowGradient, ...]:
+    """Return the large dense gradients of which the last step changed few rows."""
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    names, found = {id(parameter): name for name, parameter in named}, []
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None or type(grad) is not Tensor or grad.layout is not torch.strided:
+            continue
+        if grad.ndim == 2 and grad.nbytes >= MIN_ROW_GRADIENT_BYTES:
+            changed = (grad != 0).any(dim=1).float().mean().item()
+            name = names.get(id(parameter), "a table").removeprefix("module.")
+            found.append(RowGradient(name=name, bytes=grad.nbytes, changed_fraction=changed))
+    few = [one for one in found if one.changed_fraction < MAX_CHANGED_FRACTION]
+    return tuple(sorted(few, key=lambda one: -one.bytes))
 
 
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
@@ -516,6 +553,7 @@ def loader_facts(
         host_tensors=host_tensors,
         in_generator=generator_line(loader) is not None,
         created_at=created_at,
+        renewed_at=vars(loader).get(RENEWAL_ATTRIBUTE),
     )
 
 

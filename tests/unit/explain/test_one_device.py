@@ -397,10 +397,15 @@ def test_transposes_are_no_loss_where_the_other_order_is_no_faster(other_ms: flo
     assert row.lost_ms.value == pytest.approx(2.5 - other_ms)
 
 
+OWN_COPY: dict[str, tuple[SourceLocation, ...]] = {
+    "order on cuda": (SourceLocation(line="train.py:31"),)
+}
+
+
 def test_copies_of_a_script_s_own_are_told_beside_it() -> None:
     assert CONVOLVED.trace is not None
     traced = dataclasses.replace(CONVOLVED.trace, layout_copy_ms=(3.0,) * 6)
-    seen = dataclasses.replace(CONVOLVED, trace=traced)
+    seen = dataclasses.replace(CONVOLVED, trace=traced, source_locations=OWN_COPY)
     found, _ = of_script(seen)
     (first,) = found.significant
     assert first.lost_ms.value == pytest.approx(3.0)
@@ -413,7 +418,8 @@ def test_copies_that_convolutions_make_are_worth_what_the_other_order_gains() ->
         steps=6, layout_copy_ms=(3.0,) * 6, operator_layout_copy_ms=(2.0,) * 6, device_busy_ms=9.0
     )
     found, made = of_script(
-        dataclasses.replace(CONVOLVED, trace=traced), layout_ms={"channels_first": 1.2}
+        dataclasses.replace(CONVOLVED, trace=traced, source_locations=OWN_COPY),
+        layout_ms={"channels_first": 1.2},
     )
     assert any(one.variant and one.variant.channels_last for one in made)
     (row,) = (row for row in found.one_device_rows if row.cause == "layout")

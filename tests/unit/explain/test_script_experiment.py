@@ -16,6 +16,7 @@ from nfold.core.script_profile import (
     NO_OPTIMIZER,
     BatchFunction,
     DataLoaderProfile,
+    Recompilation,
     ScriptProfile,
     SourceLocation,
     TraceSummary,
@@ -703,6 +704,10 @@ def test_what_another_allocator_gains_is_told_before_it_is_known_what_one_device
 @pytest.mark.parametrize(("seen", "share"), [(DDP, 1.0), (PLAIN, 0.5)])
 def test_copies_into_another_order_are_told_by_a_trace(seen: ScriptProfile, share: float) -> None:
     traced = TraceSummary(steps=3, layout_copy_ms=(2.0, 2.1, 2.2))
+    inside = explained(dataclasses.replace(seen, trace=traced))
+    assert "layout" not in [row.cause for row in inside.significant], "no line can be changed"
+    line = {f"order on {seen.device.partition(':')[0]}": (SourceLocation(line="train.py:31"),)}
+    seen = dataclasses.replace(seen, source_locations=seen.source_locations | line)
     found = explained(dataclasses.replace(seen, trace=traced))
     (row,) = (row for row in found.one_device_rows if row.significant)
     assert row.cause == "layout"
@@ -921,4 +926,29 @@ def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
     assert found.device_bound.step_ms.value == pytest.approx(10.0)
     assert rows["launch-bound"].lost_ms.value == pytest.approx(lost_ms)
     assert rows["launch-bound"].significant == (lost_ms > 0)
-    assert "reduce-overhead" in rows["launch-bound"].fix
+    assert "torch.compile" in rows["launch-bound"].fix
+
+
+def test_input_that_fills_a_cache_is_named_as_the_first_epoch_only() -> None:
+    plain = explained(DDP, load_ms_per_sample=1.0)
+    (usual,) = (row for row in plain.one_device_rows if row.cause == "input")
+    found = explained(dataclasses.replace(DDP, cached_input_fraction=0.99), load_ms_per_sample=1.0)
+    rows = {row.cause: row for row in found.one_device_rows}
+    assert rows["first-epoch"].lost_ms.value == pytest.approx(0.99 * usual.lost_ms.value)
+    assert rows["input"].lost_ms.value == pytest.approx(0.01 * usual.lost_ms.value)
+    assert rows["first-epoch"].fix == ""
+    view = build_view(found)
+    assert (view.tone, view.change) == ("healthy", None)
+
+
+def test_a_recompilation_in_every_step_has_a_cost_and_advice() -> None:
+    again = Recompilation(
+        function="loss", location="train.py:22", guard="beta == 0.5", step_ms=(4.0, 3.9, 4.2)
+    )
+    found = explained(dataclasses.replace(DDP, recompilation=again))
+    (row,) = (row for row in found.one_device_rows if row.significant)
+    assert (row.cause, row.lost_ms.value) == ("recompilation", 4.0)
+    assert row.fix.startswith("train.py:22: pass changing numbers as tensors")
+    shaped = dataclasses.replace(again, guard="size mismatch at index 0")
+    found = explained(dataclasses.replace(DDP, recompilation=shaped))
+    assert "mark_dynamic" in found.significant[0].fix

@@ -73,7 +73,16 @@ def speed_up_input(
 
     ``sufficient_workers`` should keep up with the step; ``tried_workers`` were measured.
     """
-    function = profile.batch_function
+    loader, function = profile.training_loader, profile.batch_function
+    if loader.renewed_at is not None:
+        costs = (
+            f"starts {loader.num_workers} workers" if loader.num_workers else "draws a new order"
+        )
+        return at_location(
+            loader.renewed_at,
+            "one iterator for all steps of an epoch (for batch in loader): a new one in every step "
+            f"{costs} for one batch",
+        )
     if function is not None:
         unless = ", unless they depend on what the model did" if profile.accumulation > 1 else ""
         return at_location(
@@ -104,12 +113,19 @@ def speed_up_reads(profile: ScriptProfile) -> str:
     return f"{text}; a batch reads {of_batch:.2f} MB, {min(1.0, part):.0%} of it from a local disk"
 
 
+def _format_copies(profile: ScriptProfile) -> Sequence[SourceLocation]:
+    return profile.source_locations.get(f"order on {profile.device.partition(':')[0]}", ())
+
+
+def format_changes(profile: ScriptProfile) -> list[str]:
+    """Return the lines of the script that change the memory format of a tensor."""
+    return [copy.line for copy in _format_copies(profile) if copy.package_line is None]
+
+
 def keep_memory_format(profile: ScriptProfile) -> str:
     """Advise one memory format; "" for copies inside a library, which users cannot change."""
-    event = f"order on {profile.device.partition(':')[0]}"
-    copies = profile.source_locations.get(event, ())
-    own_lines = [copy.line for copy in copies if copy.package_line is None]
-    if copies and not own_lines:
+    own_lines = format_changes(profile)
+    if _format_copies(profile) and not own_lines:
         return ""
     own = f" (images are channels_{'last' if profile.channels_last else 'first'})"
     kept = "keep one memory format: no .contiguous() after a permute in a step"

@@ -6,9 +6,11 @@ from nfold.explain.causes.cause import Cause
 from nfold.explain.causes.collectives import LINK, NETWORK, SYNCHRONIZATION
 from nfold.explain.causes.device_memory import LAYOUT, MEMORY
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
+from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.causes.host_processes import SINGLE_PROCESS, THREADS
-from nfold.explain.causes.input_pipeline import COPIES, INPUT, STORAGE
+from nfold.explain.causes.input_pipeline import COPIES, FIRST_EPOCH, INPUT, STORAGE
 from nfold.explain.causes.launch_bound import LAUNCH_BOUND
+from nfold.explain.causes.recompilation import RECOMPILATION
 from nfold.explain.causes.work_division import IMBALANCE, UNDIVIDED_WORK
 from nfold.explain.design import ExperimentDesign
 
@@ -19,11 +21,14 @@ CAUSES: tuple[Cause, ...] = (
     IMBALANCE,
     LINK,
     INPUT,
+    FIRST_EPOCH,
     THREADS,
     SYNCHRONIZATION,
+    GROWING_WORK,
     COPIES,
     EPOCH_BOUNDARY,
     LAYOUT,
+    RECOMPILATION,
     MEMORY,
     NETWORK,
     STORAGE,

@@ -70,6 +70,10 @@ class Cause:
         """Return what to change."""
         raise NotImplementedError
 
+    def has_repair(self, design: ExperimentDesign) -> bool:
+        """Return whether its advice may remove its whole cost at the same batch size."""
+        return False
+
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
         """Return what to change for one device, after its trials were measured."""
         return self.fix(design, view)

@@ -7,6 +7,11 @@ from itertools import pairwise
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.variant import Variant
 from nfold.explain.advice import pytorch
+from nfold.explain.advice.exchange_repairs import (
+    many_collectives,
+    repair_exchange,
+    unchanged_rows,
+)
 from nfold.explain.advice.trainers import trainer_advice
 from nfold.explain.causes.cause import ONE_PROCESS, Cause
 from nfold.explain.causes.cost_model import Contrast, with_both_inputs
@@ -53,12 +58,19 @@ class LinkCause(Cause):
         return (with_both_inputs(design, all_reduce),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        if repair := repair_exchange(design.facts):
+            return repair
         if design.profile is not None:
             half_tried = any(map(view.has, self.fixes(design).values()))
             return pytorch.reduce_gradient_bytes(design.profile, half_tried=half_tried)
         return "send less or hide more: --exchange bf16, a larger --batch, --accumulate"
 
+    def has_repair(self, design: ExperimentDesign) -> bool:
+        return bool(repair_exchange(design.facts))
+
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        if unchanged_rows(design.facts):
+            return {}
         if design.profile is not None:
             advice = pytorch.halve_gradient_bytes(design.profile)
             return {advice: design.actual(exchange="half")} if advice else {}
@@ -106,11 +118,7 @@ class SynchronizationCause(Cause):
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         if design.uses_one_process or design.facts.uses_fsdp:
             return ()
-        own, slowest = MetricView.reference_step, MetricView.slowest_rank_step
-
-        def wrapper(input_: Input) -> Contrast:
-            alone, none = replicas(design, input_), no_allreduce(design, input_)
-            return Contrast(none, alone, WRAPPER, own, own, base_first=True)
+        slowest = MetricView.slowest_rank_step
 
         def latency(input_: Input) -> Contrast:
             barrier, none = barrier_only(design, input_), no_allreduce(design, input_)
@@ -119,8 +127,11 @@ class SynchronizationCause(Cause):
         fields = extra_collectives(design)
         removed = [dict.fromkeys(fields[:count], False) for count in range(len(fields) + 1)]
         pairs = pairwise(design.actual("real", **changes) for changes in removed)
+        wrapper = (
+            () if repeats_gathered_work(design.facts) else (wrapper_contrast(design, WRAPPER),)
+        )
         return (
-            with_both_inputs(design, wrapper),
+            *wrapper,
             with_both_inputs(design, latency),
             *(
                 Contrast(*pair, EXTRA_COLLECTIVES[field])
@@ -143,6 +154,8 @@ class SynchronizationCause(Cause):
             untried = search and not view.has(_without_unused_search(design))
             if untried and largest in (WRAPPER, LATENCY):
                 return pytorch.disable_unused_search(design.profile)
+            if largest == LATENCY and many_collectives(design.profile) is not None:
+                return repair_exchange(design.profile)
             return _advice_for(design.profile, largest)
         if largest == BATCH_NORM:
             return "--batch-norm device, if the training allows it"
@@ -151,6 +164,9 @@ class SynchronizationCause(Cause):
         return (
             "exchange gradients less often (--accumulate 2 at twice the batch), or a larger --batch"
         )
+
+    def has_repair(self, design: ExperimentDesign) -> bool:
+        return many_collectives(design.facts) is not None
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         found: dict[str, Trial] = {}
@@ -176,6 +192,22 @@ class SynchronizationCause(Cause):
 SYNCHRONIZATION = SynchronizationCause(
     "synchronization", removal=Variant(synchronised_batch_norm=False)
 )
+
+
+def repeats_gathered_work(profile: ScriptProfile) -> bool:
+    """Return whether every rank computes for samples that it gathers from all ranks."""
+    return "gathered_work" in profile.source_locations and not profile.uses_fsdp
+
+
+def wrapper_contrast(design: ExperimentDesign, name: str) -> Contrast:
+    """Return ranks that do not communicate against replicas: the same work, but for the wrapper."""
+
+    def contrast(input_: Input) -> Contrast:
+        alone, none = replicas(design, input_), no_allreduce(design, input_)
+        own = MetricView.reference_step
+        return Contrast(none, alone, name, own, own, base_first=True)
+
+    return with_both_inputs(design, contrast)
 
 
 def without_host_syncs(design: ExperimentDesign) -> Trial:

@@ -132,13 +132,16 @@ LAYOUT = LayoutCause("layout", occupies_device=True)
 
 def _layout_copy_ms(design: ExperimentDesign) -> Interval:
     # Mean, minimum and maximum over the profiled steps. Without the copies of operators on images
-    # themselves, if the other layout is measured.
+    # themselves, if the other layout is measured, and without those of other operators, if no line
+    # of the script changes the format: users cannot change them.
     trace = design.facts.trace
     if trace is None or not trace.layout_copy_ms:
         return Interval(0.0, 0.0, 0.0)
-    own = trace.operator_layout_copy_ms if _is_transposed(design) else ()
-    pairs = zip_longest(trace.layout_copy_ms, own, fillvalue=0.0)
-    each = [(every - operators) / design.work_divisor for every, operators in pairs]
+    operators = trace.operator_layout_copy_ms
+    every = trace.layout_copy_ms if pytorch.format_changes(design.facts) else operators
+    own = operators if _is_transposed(design) else ()
+    pairs = zip_longest(every, own, fillvalue=0.0)
+    each = [(whole - other) / design.work_divisor for whole, other in pairs] or [0.0]
     return Interval(fmean(each), min(each), max(each))
 
 

@@ -154,7 +154,10 @@ class EpochBoundaryCosts(CostModel):
 
 def endless_reason(design: ExperimentDesign) -> str | None:
     """Return why no epoch ends, or None."""
-    batches = design.facts.training_loader.batches_per_epoch or 0
+    loader = design.facts.training_loader
+    if loader.renewed_at is not None:
+        return "every step makes an iterator: no epoch ends"
+    batches = loader.batches_per_epoch or 0
     if batches <= ENDLESS_BATCHES:
         return None
     return f"an epoch has {batches:,} batches: no epoch ends"

@@ -113,7 +113,9 @@ class InputCause(Cause):
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         full, plan = design.actual(), design.plan
         workers = plan.workers or 0
-        if design.facts.batch_function is not None:
+        facts = design.facts
+        renewed = facts.training_loader.renewed_at is not None
+        if renewed or facts.cached_input_fraction or facts.batch_function is not None:
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:
@@ -173,18 +175,26 @@ class InputCosts(CostModel):
             on_n = _real_and_replayed(design).trials
         return (*on_n, *self.one_device_trials)
 
+    @property
+    def fraction(self) -> float:
+        """The part of the cost that counts: without what only the first epoch pays."""
+        return 1 - self.design.facts.cached_input_fraction
+
     def lost_ms(self, view: MetricView) -> Samples:
-        return self._multi_device_cpu_and_storage_ms(view)[self.part]
+        return self.fraction * self._multi_device_cpu_and_storage_ms(view)[self.part]
 
     def one_device_ms(self, view: MetricView) -> Samples:
-        return self.one_device_cpu_and_storage_ms(view)[self.part]
+        return self.fraction * self.one_device_cpu_and_storage_ms(view)[self.part]
 
     def total_ms(self, view: MetricView) -> Samples:
+        return self.fraction * self._whole_ms(view)
+
+    def _whole_ms(self, view: MetricView) -> Samples:
         # With the wait for the first batch of every epoch. On N devices, what replayed input saves
         # them together, less the part of storage.
         design, first = self.design, self._first_batch_ms(view)[self.part]
         if self.part or design.is_one_process_script or design.devices == 1:
-            return super().total_ms(view) + first
+            return super().total_ms(view) / self.fraction + first
         oversubscription_ms = THREADS.costs(design).oversubscription_ms(view)
         saved = _real_and_replayed(design).cost_ms(view) - oversubscription_ms
         _, more = self._multi_device_cpu_and_storage_ms(view)
@@ -195,6 +205,8 @@ class InputCosts(CostModel):
         design, threads = self.design, THREADS.costs(self.design)
         alone = replicas(design, "real")
         if self.part or design.is_one_process_script or not view.has(alone, *threads.trials):
+            return {}
+        if design.facts.cached_input_fraction:
             return {}
         contention = view.reference_step(alone) - view.step(design.one_device("real"))
         contention -= threads.lost_ms(view)
@@ -265,9 +277,34 @@ class StorageCosts(InputCosts):
     """The part that is waiting for storage."""
 
     part = 1
+    fraction = 1.0
+
+
+class FirstEpochCosts(InputCosts):
+    """The part that fills a cache: later epochs do not pay it."""
+
+    @property
+    def fraction(self) -> float:
+        return self.design.facts.cached_input_fraction
+
+
+class FirstEpochCause(InputCause):
+    """Samples that the data set computes once and keeps. There is nothing to change."""
+
+    def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
+        if not design.facts.cached_input_fraction:
+            return "a second access to a sample takes as long as the first"
+        return super().not_applicable_reason(design)
+
+    def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        return ""
+
+    def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
+        return {}
 
 
 INPUT = InputCause("input", removal=Variant(input="replayed"), model=InputCosts)
+FIRST_EPOCH = FirstEpochCause("first-epoch", model=FirstEpochCosts)
 STORAGE = StorageCause("storage", model=StorageCosts)
 
 

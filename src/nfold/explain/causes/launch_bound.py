@@ -113,7 +113,7 @@ def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
 
 def _larger_batch_advice(profile: ScriptProfile, modes: dict[str, Trial], view: MetricView) -> str:
     tried = [mode for mode, trial in modes.items() if view.has(trial)]
-    also = f", or {pytorch.compile_model(profile, COMPILE_MODES[0])}" if modes else ""
+    also = " (torch.compile was not measured)" if modes else ""
     if tried:
         also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
     elif any(trial in view.failed_trials for trial in modes.values()):

@@ -23,8 +23,10 @@ NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
 ROW_LABELS: dict[str, str] = {
     "compute": "model compute",
     "data-loader": "data loader",
+    "first-epoch": "first epoch only, fills a cache",
     "communication": "gradient communication",
     "synchronization": "wrapper and synchronization",
+    "growing-work": "work that grows with devices",
     "copies": "host-to-device copies",
     "launch": "launch overhead",
     "epoch-boundary": "epoch boundary, host work",
@@ -32,6 +34,7 @@ ROW_LABELS: dict[str, str] = {
     "threads": "host contention",
     "layout": "memory layout",
     "memory": "memory allocator",
+    "recompilation": "recompilation",
     "single-process": "one process for all devices",
     "not-attributed": "not attributed",
 }
@@ -99,7 +102,8 @@ class Change:
 
     ``row`` is the id of the account row that it removes. ``location`` is ``train.py:31``, empty
     for a command-line option. ``note`` are other ways and reasons, ``current`` is the present value
-    of the setting. ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
+    of the setting. ``is_repair``: it may remove the whole cost at the same batch size.
+    ``factor`` is the throughput after the change over that of today; None where nobody can predict it.
     ``alternatives`` are measured values of the setting ``varied``, today's included, in their order.
     """
 
@@ -110,6 +114,7 @@ class Change:
     setting: str = ""
     current: str = ""
     measured: bool = False
+    is_repair: bool = False
     samples_per_s: Interval | None = None
     factor: Interval | None = None
     varied: str = ""
@@ -231,6 +236,8 @@ def exceeds_noise(loss: Interval, step_ms: float) -> bool:
     return abs(loss.value) > max(INTERVAL_MARGIN * side, MIN_STEP_FRACTION * step_ms)
 
 
+MIN_REPAIR_FACTOR = 1.2
+"""A repair of the largest cost that gains less does not change that devices cannot help."""
 REMOVABLE_CAUSES = ("imbalance", "input", "single-process", "storage", "undivided-work")
 """Causes that can be removed completely: with such a cause, more devices may still help."""
 
@@ -245,7 +252,8 @@ class Budget:
     first; both are empty for a workload. ``multi_process_failure`` is the error of a script as one
     process per device, which does not happen as one process. ``device_bound`` is one device without its own losses.
     ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
-    their cost, ``trials`` every variant with its steps. ``uses_one_device``: the script is one
+    their cost, ``exchange`` what is unusual about the gradient exchange,
+    ``trials`` every variant with its steps. ``uses_one_device``: the script is one
     process on one device, whatever number was requested. ``fetch_lines`` are the lines of the data
     set that take most of the ``fetch_ms`` of a batch.
     """
@@ -278,6 +286,7 @@ class Budget:
     uses_one_device: bool = False
     fetch_lines: tuple[FetchLine, ...] = ()
     fetch_ms: float = 0.0
+    exchange: str = ""
 
     @property
     def devices(self) -> int:
@@ -306,6 +315,10 @@ class Budget:
         if limit is None or limit.devices_help or self.may_miss_causes:
             return False
         if any(one.measured and one.factor and _least(one.factor) > 1 for one in self.changes):
+            return False
+        costs = self.account.costs if self.account is not None else ()
+        repairs = (one for one in self.changes[:1] if one.is_repair and one.row == costs[0].id)
+        if any(one.factor and one.factor.value > MIN_REPAIR_FACTOR for one in repairs):
             return False
         fault = bool(self.significant) and self.significant[0].cause in REMOVABLE_CAUSES
         return not fault and not any(

@@ -21,6 +21,7 @@ from nfold.explain.result.budget import (
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
+FIRST_EPOCH = "first-epoch"
 STARVED_FRACTION = 0.2
 """Of the step: one device that waits for its input this long is starved too."""
 MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
@@ -58,6 +59,7 @@ CAUSE_NAMES = {
     "copies": "host-to-device copies",
     "input": "data loader",
     "single-process": "one process per device",
+    "growing-work": "work that grows with devices",
 }
 MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
@@ -126,11 +128,12 @@ def build_view(
     """
     account = budget.account or StepAccount(step_ms=budget.n_devices.step_ms, rows=())
     headline, tone = _headline(budget, account)
-    costs, costly = account.costs, tone == "costly"
+    costs, costly = _lasting(account), tone == "costly"
     change = _first_change(budget, costs)
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
-    checks = (one for one in budget.caveats if one.kind in TO_CHECK)
+    shown = {row.id for row in costs}
+    checks = (one for one in budget.caveats if one.kind in TO_CHECK and one.kind not in shown)
     notices += [f"Check: {one.text}." for one in checks]
     if budget.multi_process_failure:
         one_of_several = _uses_one_of_several(budget)
@@ -204,7 +207,7 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         if budget.multi_process_failure:
             return budget.failure_sentence, "wrong"
         return _one_process_headline(budget), "costly"
-    bound, costs, step = budget.lower_bound, account.costs, account.step_ms.value
+    bound, costs, step = budget.lower_bound, _lasting(account), account.step_ms.value
     largest = max((row.ms.value for row in costs), default=0.0)
     if bound is not None and bound.lost_ms > max(0.02 * step, largest):
         least = "" if bound.is_complete else "more than "
@@ -230,6 +233,12 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         cost = f"{format_ms(ms.value)} ({format_ms(ms.low or 0)}–{format_ms(ms.high or 0)})"
         text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
         return f"Probably {text}.", "costly"
+    first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
+    if first is not None:
+        return (
+            "Healthy after the first epoch, in which the data set computes samples that it keeps: "
+            f"{_of_step(first.ms.value, step)}."
+        ), "healthy"
     if budget.skipped_causes:
         return "No cost found yet, but not everything was tested.", "unknown"
     if rest.high is not None and rest.high > NOISE_FRACTION * step:
@@ -238,6 +247,10 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             f"{format_ms(step)} ms per step."
         ), "unknown"
     return "Healthy: nothing worth fixing.", "healthy"
+
+
+def _lasting(account: StepAccount) -> tuple[AccountRow, ...]:
+    return tuple(row for row in account.costs if row.id != FIRST_EPOCH)
 
 
 def _of_step(ms: float, step_ms: float) -> str:
@@ -249,7 +262,8 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
     who = {1: "The device waits", 2: "Both devices wait"}.get(n, f"All {n} devices wait")
     phrases = {
         "data-loader": f"{who} for the data loader",
-        "communication": "Gradient communication is not hidden by compute",
+        "communication": "Gradient communication is not hidden by compute"
+        + f" ({budget.exchange})" * bool(budget.exchange),
         "copies": "Host-to-device copies are not hidden by compute",
         "launch": "Fixed work per step (kernel launches) does not shrink with the batch",
         "epoch-boundary": "Time passes between epochs or between steps",
@@ -257,7 +271,9 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
         "threads": "The processes contend for the cores of the host",
         "layout": "Tensors are rearranged in memory",
         "memory": "The allocator runs out of device memory and retries",
+        "recompilation": "torch.compile compiles again in every step",
         "single-process": f"One process drives all {n} devices",
+        "growing-work": "Every rank computes for the samples of all ranks",
         "synchronization": f"Synchronization slows the step{part}",
     }
     return phrases[row.id]

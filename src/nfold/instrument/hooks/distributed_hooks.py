@@ -26,6 +26,7 @@ from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.data_parallel import NO_BUFFER_SYNC
 from nfold.engines.torch.communication.gradient_exchange import CompletedWork, select_ddp_hook
 from nfold.instrument import torch_private
+from nfold.instrument.hooks.gathered_tensors import GATHERS
 from nfold.instrument.hooks.patches import Patches, PatchFactory
 from nfold.instrument.hooks.runtime_hooks import EventCounter, tensor_bytes
 from nfold.instrument.rank_environment import TORCHRUN_VARIABLES, drives_all_devices
@@ -189,9 +190,16 @@ class CollectiveHooks:
     Replacement begins after the first step: before it, scripts exchange settings.
     """
 
-    def __init__(self, variant: ActiveVariant, events: EventCounter) -> None:
+    def __init__(
+        self,
+        variant: ActiveVariant,
+        events: EventCounter,
+        on_gather: Callable[[Any], None] | None = None,
+    ) -> None:
+        """``on_gather`` gets the outputs of a gather, while events are counted."""
         self._variant = variant
         self._events = events
+        self._on_gather = on_gather
         self._in_collective = self._past_first_step = False
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
@@ -232,6 +240,8 @@ class CollectiveHooks:
                 return original(*args, **kwargs)
             finally:
                 self._in_collective = False
+                if self._on_gather is not None and self._events.enabled and name in GATHERS:
+                    self._on_gather(args[0] if args else next(iter(kwargs.values()), None))
 
         return collective
 

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from statistics import quantiles
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from nfold.core.errors import Unsupported
+from nfold.core.script_profile import Recompilation
 from nfold.core.source_location import display_filename
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
@@ -240,22 +242,36 @@ class RecompilationCheck:
     def on_step(self) -> None:
         self._graphs.append(compiled_graphs())
 
-    def caveats(self) -> tuple[tuple[str, str], ...]:
-        """Return a caveat with the function and the guard that failed, if almost every step compiles."""
-        compiles = [after > before for before, after in pairwise(self._graphs[FIRST_STEPS:])]
+    def found(self) -> Recompilation | None:
+        """Return what is compiled again, if almost every step compiles."""
+        graphs = self._graphs[FIRST_STEPS:]
+        compiles = [after > before for before, after in pairwise(graphs)]
         if sum(compiles) < max(MIN_STEPS_COMPILED, len(compiles) - 1):
-            return ()
-        found: Any = sys.modules["torch._dynamo.utils"]
-        metrics = [one for one in found.get_compilation_metrics() if one.recompile_reason]
-        if not metrics:
-            return ()
+            return None
+        dynamo: Any = sys.modules["torch._dynamo.utils"]
+        metrics = [one for one in dynamo.get_compilation_metrics() if one.recompile_reason]
+        if len(metrics) < MIN_STEPS_COMPILED:
+            return None
         last = metrics[-1]
-        line = f"{display_filename(str(last.co_filename))}:{last.co_firstlineno}"
-        guard = str(last.recompile_reason).partition(": ")[2].partition("#")[0].strip()
-        because = f" because {guard} holds for one step only" if guard else ""
+        per_step = (graphs[-1] - graphs[0]) / len(compiles)
+        each = [1e3 * per_step * (one.entire_frame_compile_time_s or 0.0) for one in metrics]
+        low, middle, high = quantiles(each, n=4, method="inclusive")
+        return Recompilation(
+            function=str(last.co_name),
+            location=f"{display_filename(str(last.co_filename))}:{last.co_firstlineno}",
+            guard=str(last.recompile_reason).partition(": ")[2].partition("#")[0].strip(),
+            step_ms=(middle, low, high),
+        )
+
+    def caveats(self) -> tuple[tuple[str, str], ...]:
+        """Return a caveat with the function and the guard that failed."""
+        found = self.found()
+        if found is None:
+            return ()
+        because = f" because {found.guard} holds for one step only" if found.guard else ""
         text = (
-            f"{last.co_name} ({line}) is compiled again in every step{because}; next: pass changing "
-            "numbers as tensors"
+            f"{found.function} ({found.location}) is compiled again in every step{because}; next: "
+            "pass changing numbers as tensors"
         )
         return (("recompilation", text),)
 

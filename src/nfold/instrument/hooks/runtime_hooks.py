@@ -25,7 +25,7 @@ from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import record_source
-from nfold.instrument.profilers import dimension_order
+from nfold.instrument.profilers import changes_format, dimension_order
 
 MAX_LOCATIONS = 8
 
@@ -142,9 +142,8 @@ def _changes_dimension_order(source: Tensor, target: Tensor) -> bool:
         return False
     before = dimension_order(source.shape, source.stride())
     if source.shape != target.shape:
-        return before is not None and not source.is_contiguous()
-    after = dimension_order(target.shape, target.stride())
-    return before is not None and after is not None and before != after
+        return before is not None and before[-1] != max(before)
+    return changes_format(before, dimension_order(target.shape, target.stride()))
 
 
 def record_copy(events: EventCounter, source: Tensor, target: Tensor) -> bool:

@@ -30,6 +30,7 @@ from nfold.instrument.input.batch_tensors import (
 from nfold.instrument.input.epoch_passes import (
     CREATION_LINES_ATTRIBUTE,
     PASS_ATTRIBUTE,
+    RENEWAL_ATTRIBUTE,
     CompanionLoaders,
     EpochPass,
     InstrumentedIterator,
@@ -94,6 +95,7 @@ class DataLoaderHook:
         self.epochs_completed = 0
         self.first_waits_s: list[float] = []
         self.left_at: str | None = None
+        self._passes_of_one_step = 0
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         def wrap_iter(original: Any) -> Any:
@@ -172,7 +174,10 @@ class DataLoaderHook:
                     self._replace_predecessor(loader, same_dataset_only=True)
         else:
             self._abandon_pass(loader)
-        if loader not in self._companions:
+        if self.renews_iterators and self.feeds_epochs(loader):
+            vars(loader)[RENEWAL_ATTRIBUTE] = current_user_line()
+            self.on_batch_request()
+        elif loader not in self._companions:
             self.listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
         iterator = InstrumentedIterator(loader, lambda: original_iter(loader), self)
         iterator.epoch_pass.steps_before = self.steps
@@ -185,10 +190,23 @@ class DataLoaderHook:
 
     def _abandon_pass(self, loader: Any) -> None:
         last: EpochPass = vars(loader)[PASS_ATTRIBUTE]
+        self._count_pass_of_one_step(loader, last)
         if last.batches and (last.is_over or self.steps > last.steps_before):
             self.on_pass_end(loader, last)
         else:
             self._pending.pop(id(loader), None)
+
+    def _count_pass_of_one_step(self, loader: Any, last: EpochPass) -> None:
+        length = length_or_none(loader)
+        is_whole = last.is_over or (length is not None and last.batches >= length)
+        if self.in_warm_up and self.feeds_epochs(loader):
+            one = not is_whole and self.steps == last.steps_before + 1
+            self._passes_of_one_step = self._passes_of_one_step + 1 if one else 0
+
+    @property
+    def renews_iterators(self) -> bool:
+        """Return whether every step makes an iterator: its passes are no epochs."""
+        return self._passes_of_one_step >= MIN_PASSES_OF_ONE_STEP
 
     def _replace_predecessor(self, loader: Any, *, same_dataset_only: bool) -> None:
         for old in self._training.values():
@@ -290,7 +308,11 @@ class DataLoaderHook:
             self._last_loader = iterator.loader
         if not self._feeds_training(iterator.loader):
             self.listener.on_other_batch()
-        elif iterator.epoch_pass.batches == 1 and self.feeds_epochs(iterator.loader):
+        elif (
+            iterator.epoch_pass.batches == 1
+            and self.feeds_epochs(iterator.loader)
+            and not self.renews_iterators
+        ):
             self.first_waits_s.append(wait_s)
             if iterator.loader.num_workers and self.variant.current.input == "real":
                 self.listener.on_first_batch()
@@ -298,7 +320,7 @@ class DataLoaderHook:
     def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
         """End a pass once; a loop that counts batches does not request the end."""
         ended, epoch_pass.is_over = not epoch_pass.is_over, True
-        if ended and self.feeds_epochs(loader):
+        if ended and self.feeds_epochs(loader) and not self.renews_iterators:
             self.epochs_completed += 1
             self.listener.on_pass_end()
 
@@ -358,6 +380,7 @@ class EpochListener(Protocol):
     def on_other_batch(self) -> None: ...
 
 
+MIN_PASSES_OF_ONE_STEP = 2
 DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 
 

@@ -20,11 +20,13 @@ from nfold.core.source_location import current_user_line, find_user_frame, frame
 
 # attribute of an iterator: indices of the batches on their way
 INDICES_ATTRIBUTE = "_nfold_indices"
-# Attributes of a DataLoader: its last pass, the user stack of its constructor, and the line of the
-# generator that iterates over it. Without other references to it, the script can free it with its workers.
+# Attributes of a DataLoader: its last pass, the user stack of its constructor, the line of the
+# generator that iterates over it, and the line that makes an iterator in every step. Without other
+# references to it, the script can free it with its workers.
 PASS_ATTRIBUTE = "_nfold_pass"  # noqa: S105
 CREATION_LINES_ATTRIBUTE = "_nfold_lines"
 GENERATOR_ATTRIBUTE = "_nfold_generator_line"
+RENEWAL_ATTRIBUTE = "_nfold_renewal_line"
 
 
 @dataclass

@@ -1,0 +1,89 @@
+"""Exchanges that can be repaired at the same batch size, and work that grows with the devices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from explaining import experiment_design
+from nfold.core.script_profile import CollectiveUse, RowGradient, ScriptProfile, SourceLocation
+from nfold.explain.advice.exchange_repairs import describe_exchange, repair_exchange
+from nfold.explain.causes.collectives import LINK, SYNCHRONIZATION, WRAPPER
+from nfold.explain.causes.growing_work import GROWING_WORK
+from nfold.explain.design import no_allreduce, replicas
+from nfold.explain.estimate.bootstrap import MetricView
+
+LINE = SourceLocation(line="train.py:20", per_step=78.0)
+BY_HAND = ScriptProfile(
+    parallel="other",
+    backend="gloo",
+    parameter_bytes=90_000,
+    collectives=(CollectiveUse(name="all_reduce", per_step=78.0, bytes_per_step=90_000.0),),
+    source_locations={"collective": (LINE,)},
+)
+TABLE = ScriptProfile(
+    parallel="ddp",
+    backend="gloo",
+    parameter_bytes=58_000_000,
+    optimizers=("Adam",),
+    row_gradients=(RowGradient(name="near.weight", bytes=29_000_000, changed_fraction=0.01),),
+    source_locations={"wrapper": (SourceLocation(line="train.py:8"),)},
+)
+
+
+def test_a_collective_for_every_parameter_is_replaced_by_one_for_all() -> None:
+    advice = repair_exchange(BY_HAND)
+    assert advice.startswith("train.py:20: one all_reduce of all gradients")
+    assert "DistributedDataParallel" in advice
+    assert "78 all_reduce calls" in describe_exchange(BY_HAND)
+    wrapped = dataclasses.replace(BY_HAND, parallel="ddp", parameter_bytes=10**9)
+    assert "DistributedDataParallel" not in repair_exchange(wrapped)
+
+
+@pytest.mark.parametrize(
+    "usual",
+    [
+        {"parallel": "fsdp"},
+        {"collectives": (CollectiveUse(name="all_reduce", per_step=1.0, bytes_per_step=90.0),)},
+        {"collectives": (CollectiveUse(name="all_reduce", per_step=78.0, bytes_per_step=1e9),)},
+        {"source_locations": {"collective": (dataclasses.replace(LINE, package_line="x.py:1"),)}},
+    ],
+)
+def test_few_or_large_collectives_and_those_of_libraries_stay(usual: dict[str, object]) -> None:
+    assert repair_exchange(dataclasses.replace(BY_HAND, **usual)) == ""  # type: ignore[arg-type]
+
+
+def test_rows_that_no_step_changes_are_not_exchanged() -> None:
+    advice = repair_exchange(TABLE)
+    assert advice.startswith("train.py:8: nn.Embedding(..., sparse=True) and SparseAdam")
+    assert "near.weight: 50%" in advice
+    nccl = repair_exchange(dataclasses.replace(TABLE, backend="nccl"))
+    assert "sparse=True" not in nccl
+    assert "changed rows only" in nccl
+    assert repair_exchange(dataclasses.replace(TABLE, parameter_bytes=10**9)) == ""
+
+
+def test_half_of_the_bytes_is_not_tried_where_rows_can_stay() -> None:
+    design = experiment_design(input="loader")
+    table = dataclasses.replace(TABLE, parameter_count=14_500_000)
+    assert LINK.fixes(dataclasses.replace(design, profile=table)) == {}
+    assert LINK.has_repair(dataclasses.replace(design, profile=table))
+    whole = dataclasses.replace(table, row_gradients=())
+    assert LINK.fixes(dataclasses.replace(design, profile=whole))
+
+
+def test_work_on_gathered_samples_is_not_the_wrapper() -> None:
+    gathers = ScriptProfile(
+        parallel="ddp", source_locations={"gathered_work": (SourceLocation(line="train.py:31"),)}
+    )
+    design = dataclasses.replace(experiment_design(input="loader"), profile=gathers)
+    alone, none = (run(design, design.cheapest_input) for run in (replicas, no_allreduce))
+    view = MetricView({(alone, "step"): 16.0, (none, "step"): 40.0})
+    assert GROWING_WORK.costs(design).lost_ms(view) == 24.0
+    assert GROWING_WORK.fix(design, view).startswith("train.py:31: ")
+    names = [one.name for one in SYNCHRONIZATION.contrasts(design)]
+    assert WRAPPER not in names
+    usual = dataclasses.replace(design, profile=ScriptProfile(parallel="ddp"))
+    assert GROWING_WORK.not_applicable_reason(usual)
+    assert WRAPPER in [one.name for one in SYNCHRONIZATION.contrasts(usual)]
