@@ -101,6 +101,17 @@ def test_what_the_script_needs_on_several_devices_is_said_first(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_a_starved_device_is_compared_with_its_input_replayed(tmp_path: Path) -> None:
+    for _ in range(4):
+        # On a busy machine the time is over before the trials are done; the next one goes on.
+        several = explained(tmp_path, "starved_device.py", "30s")["several_devices"]
+        if several is not None and several["exchange_ms"] is not None:
+            break
+    assert several["input_ms"]["value"] > 0.2 * several["step_ms"]["value"]
+    assert several["exchange_ms"]["value"] >= 0
+
+
+@pytest.mark.slow
 def test_batches_that_a_sampler_of_the_script_s_own_makes_are_left_as_they_are(
     tmp_path: Path,
 ) -> None:

@@ -41,6 +41,7 @@ from nfold.explain.result.budget import (
     Speed,
     exceeds_noise,
 )
+from nfold.explain.several_devices import estimate_several_devices
 from nfold.explain.step_account import StepAccountBuilder
 from nfold.explain.trials import TrialResults
 
@@ -358,6 +359,7 @@ def build_budget(
         changes=account_builder.changes(account),
         trials=account_builder.trials(),
         uses_one_device=design.single_device_script,
+        several_devices=estimate_several_devices(design, results, fit),
         fetch_lines=design.facts.fetch_lines,
         exchange=describe_exchange(design.facts),
         fetch_ms=_fetch_ms(design.facts.fetches),

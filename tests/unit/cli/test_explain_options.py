@@ -93,6 +93,7 @@ def test_json_has_the_versioned_form_and_a_rerun_measures_nothing_anew() -> None
         "wrong",
         "account",
         "changes",
+        "several_devices",
         "warnings",
     ]
     assert (said["schema"], said["target"], said["devices"]) == (1, "digits", 2)

@@ -952,3 +952,37 @@ def test_a_recompilation_in_every_step_has_a_cost_and_advice() -> None:
     shaped = dataclasses.replace(again, guard="size mismatch at index 0")
     found = explained(dataclasses.replace(DDP, recompilation=shaped))
     assert "mark_dynamic" in found.significant[0].fix
+
+
+def test_a_device_that_starves_is_said_first_and_from_which_batch_a_second_one_helps() -> None:
+    """At batch 100 a step computes for 10 ms and waits 20 ms for its input; an exchange takes 15."""
+    costs = {"load_ms_per_sample": 0.2, "transfer_ms": 15.0, "overlap": 0.0}
+    found = explained(PLAIN, **costs)
+    several = found.several_devices
+    assert several is not None
+    assert several.is_starved
+    assert (several.input_ms.value, several.step_ms.value) == pytest.approx((20.0, 30.0))
+    assert several.exchange_ms is not None
+    assert several.sample_ms is not None
+    assert several.batch is not None
+    estimate = (several.exchange_ms.value, several.sample_ms.value, several.batch.value)
+    assert estimate == pytest.approx((15.0, 0.1, 300.0))
+    view = build_view(found)
+    assert view.headline == (
+        "One device waits for its data loader: 20.0 of 30.0 ms per step (67 %). Fix that first."
+    )
+    assert view.change is not None
+    assert view.change.row == "data-loader"
+    assert (
+        "A second device helps from about 300 samples per step on: an estimate from 15.0 ms to "
+        "exchange gradients after backward and 100.0 µs of compute per sample, if devices neither "
+        "wait for input nor slow each other."
+    ) in view.notices
+
+
+def test_a_device_with_fast_input_is_not_starved() -> None:
+    found = explained(PLAIN, transfer_ms=1.0, overlap=0.0)
+    assert found.several_devices is not None
+    assert not found.several_devices.is_starved
+    assert "samples per step on" not in " ".join(build_view(found).notices)
+    assert explained(DDP).several_devices is None

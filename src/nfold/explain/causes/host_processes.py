@@ -16,6 +16,7 @@ from nfold.explain.causes.device_memory import MEMORY
 from nfold.explain.design import ExperimentDesign, Input, Trial, replicas
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples
+from nfold.explain.several_devices import one_device_trials
 
 
 class SingleProcessCause(Cause):
@@ -53,10 +54,11 @@ class SingleProcessCosts(CostModel):
     def refining_trials(self) -> tuple[Trial, ...]:
         if self.design.profile is None:
             return ()
-        return (replicas(self.design, "real", exchange_after_backward=True),)
+        late = replicas(self.design, "real", exchange_after_backward=True)
+        return (late, *one_device_trials(self.design))
 
     def gained_ms(self, view: MetricView) -> Samples:
-        late = self.refining_trials
+        late = self.refining_trials[:1]
         if not late or not view.has(*late):
             return self.lost_ms(view)
         return view.step(self.design.actual()) - view.step(late[0])

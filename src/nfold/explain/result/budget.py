@@ -228,6 +228,27 @@ class BreakEvenBatch:
     evidence: tuple[str, ...]
 
 
+STARVED_FRACTION = 0.2
+"""Of the step: one device that waits for its input this long is starved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeveralDevices:
+    """What more devices would do for a script that uses one.
+
+    ``input_ms`` is what the input costs one device of ``step_ms``. From ``batch`` samples per step
+    on, several devices are faster, if a sample computes for ``sample_ms`` and gradients take
+    ``exchange_ms``; None if that was not measured, or if no batch makes them faster.
+    """
+
+    input_ms: Interval
+    step_ms: Interval
+    is_starved: bool
+    batch: Interval | None = None
+    exchange_ms: Interval | None = None
+    sample_ms: Interval | None = None
+
+
 def exceeds_noise(loss: Interval, step_ms: float) -> bool:
     """Return whether a loss or a gain is different from 0 beyond the noise."""
     if loss.low is None or loss.high is None:
@@ -254,8 +275,8 @@ class Budget:
     ``account`` divides the step on N devices, ``changes`` are the code to change in the order of
     their cost, ``exchange`` what is unusual about the gradient exchange,
     ``trials`` every variant with its steps. ``uses_one_device``: the script is one
-    process on one device, whatever number was requested. ``fetch_lines`` are the lines of the data
-    set that take most of the ``fetch_ms`` of a batch.
+    process on one device, whatever number was requested; ``several_devices`` is what more would do.
+    ``fetch_lines`` are the lines of the data set that take most of the ``fetch_ms`` of a batch.
     """
 
     target: str
@@ -284,6 +305,7 @@ class Budget:
     trials: tuple[TrialSummary, ...] = ()
     not_applicable: tuple[str, ...] = ()
     uses_one_device: bool = False
+    several_devices: SeveralDevices | None = None
     fetch_lines: tuple[FetchLine, ...] = ()
     fetch_ms: float = 0.0
     exchange: str = ""
@@ -366,6 +388,7 @@ class Budget:
             "wrong": list(self.training_errors),
             "account": serialize(self.account),
             "changes": serialize(self.changes),
+            "several_devices": serialize(self.several_devices),
             "warnings": serialize(self._all_caveats()),
         }
 

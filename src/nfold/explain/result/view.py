@@ -13,6 +13,7 @@ from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
+    STARVED_FRACTION,
     WAITING,
     AccountRow,
     Budget,
@@ -22,8 +23,6 @@ from nfold.explain.result.budget import (
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
 FIRST_EPOCH = "first-epoch"
-STARVED_FRACTION = 0.2
-"""Of the step: one device that waits for its input this long is starved too."""
 MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
 UNCERTAIN_FRACTION = 0.15
 """Half the width of an interval over its value: wider intervals are printed."""
@@ -135,9 +134,10 @@ def build_view(
     shown = {row.id for row in costs}
     checks = (one for one in budget.caveats if one.kind in TO_CHECK and one.kind not in shown)
     notices += [f"Check: {one.text}." for one in checks]
-    if budget.multi_process_failure:
-        one_of_several = _uses_one_of_several(budget)
-        notices.append(_one_process_headline(budget) if one_of_several else budget.failure_sentence)
+    if _uses_one_of_several(budget):
+        notices += [text for text in _one_process_sentences(budget) if text != headline]
+    elif budget.multi_process_failure:
+        notices.append(budget.failure_sentence)
     basis = "measured" if change is not None and change.measured else "not measured"
     return ExplanationView(
         title=_title(budget),
@@ -206,7 +206,7 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
     if _uses_one_of_several(budget):
         if budget.multi_process_failure:
             return budget.failure_sentence, "wrong"
-        return _one_process_headline(budget), "costly"
+        return _one_process_sentences(budget)[0], "costly"
     bound, costs, step = budget.lower_bound, _lasting(account), account.step_ms.value
     largest = max((row.ms.value for row in costs), default=0.0)
     if bound is not None and bound.lost_ms > max(0.02 * step, largest):
@@ -287,11 +287,49 @@ def _change_of_row(budget: Budget, row: str) -> Change | None:
     return next((change for change in budget.changes if change.row == row), None)
 
 
+def _one_process_sentences(budget: Budget) -> list[str]:
+    """What one device loses, what more would gain, and from which batch on; the first is the headline."""
+    sentences = (_starved_headline(budget), _one_process_headline(budget), _needed_batch(budget))
+    known = [text for text in sentences if text]
+    gain = f"what {budget.devices} processes would gain was not measured"
+    return known or [f"{budget.target} uses one process: {gain}."]
+
+
+def _starved_headline(budget: Budget) -> str:
+    found = budget.several_devices
+    if found is None or not found.is_starved:
+        return ""
+    line = f" ({budget.fetch_lines[0].location})" if budget.fetch_lines else ""
+    cost = _of_step(found.input_ms.value, found.step_ms.value)
+    return f"One device waits for its data loader{line}: {cost}. Fix that first."
+
+
+def _needed_batch(budget: Budget) -> str:
+    """From which batch on more devices help; empty if they help already or that is unknown."""
+    found, n = budget.several_devices, budget.devices
+    if found is None or found.batch is None or found.exchange_ms is None or found.sample_ms is None:
+        return ""
+    if found.batch.value <= (budget.plan.batch or 1):
+        return ""
+    more = "A second device helps" if n == 2 else f"{n} devices help"
+    return (
+        f"{more} from about {_round(found.batch.value):,} samples per step on: an estimate from "
+        f"{format_ms(found.exchange_ms.value)} ms to exchange gradients after backward and "
+        f"{format_ms(1e3 * found.sample_ms.value)} µs of compute per sample, if devices neither wait "
+        "for input nor slow each other."
+    )
+
+
+def _round(value: float) -> int:
+    """Two significant digits."""
+    return int(float(f"{value:.2g}"))
+
+
 def _one_process_headline(budget: Budget) -> str:
     change, n = _change_of_row(budget, "single-process"), budget.devices
     uses = f"{budget.target} uses one process"
     if change is None or change.factor is None or change.samples_per_s is None:
-        return f"{uses}: what {n} processes would gain was not measured."
+        return ""
     factor = format_factor(change.factor)
     if change.factor.value < 1 + MIN_STEP_FRACTION:
         return f"{uses}, and {n} processes would not be faster here: {factor}."
@@ -302,6 +340,8 @@ def _one_process_headline(budget: Budget) -> str:
 def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | None:
     """The change for the costliest row; never that of another row in its place."""
     if _uses_one_of_several(budget):
+        if _starved_headline(budget):
+            return _change_of_row(budget, "data-loader")
         change = _change_of_row(budget, "single-process")
         worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
         return change if worth else None
