@@ -193,8 +193,8 @@ class ScriptProfile:
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
             iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
             (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
-            from all ranks), ``order on cuda`` or ``order on cpu`` (dimensions reordered
-            in memory).
+            from all ranks), ``gathered_pairs`` (of such a tensor and samples of the rank),
+            ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory).
     """
 
     rank: int = 0

@@ -14,9 +14,15 @@ from nfold.explain.causes import CAUSES_BY_ID, Cause, applicable_causes
 from nfold.explain.causes.cause import skipped_reason
 from nfold.explain.causes.cost_model import one_device_trials_and_step
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY, endless_reason, short_epoch_trials
-from nfold.explain.causes.input_pipeline import real_input_trials
+from nfold.explain.causes.input_pipeline import INPUT, real_input_trials
 from nfold.explain.causes.launch_bound import device_busy_ms
-from nfold.explain.design import ExperimentDesign, Trial, over_short_epochs, over_whole_epochs
+from nfold.explain.design import (
+    ExperimentDesign,
+    Trial,
+    one_allreduce,
+    over_short_epochs,
+    over_whole_epochs,
+)
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.result.budget import Finding
 from nfold.explain.trials import TrialResults
@@ -26,7 +32,6 @@ MIN_INTERVAL_FRACTION = 0.01  # nothing is repeated once every interval is narro
 SLOWER_FIX_FRACTION = 0.2  # a fix that is slower than another by more is not measured again
 SUSPECTED_LOSS_FRACTION = 0.1  # a larger loss has its fixes measured, however wide its interval
 PLANNING_RESAMPLES = 100
-INPUT_CAUSES = ("input", "storage")
 
 # Fraction of the time budget.
 EPOCH_BUDGET_FRACTION = 0.1  # for trials over whole epochs
@@ -63,22 +68,30 @@ def _trials_of_causes(design: ExperimentDesign, causes: Iterable[Cause]) -> Iter
 def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
     """Return the fixes of causes that take more than half a step of one device.
 
-    Every other cause takes less. On several devices, all other trials come first, except where one
-    device already waits for its input.
+    Every other cause takes less. On several devices, all other trials come first, except where
+    input takes half of the step: replayed batches save it, or the probe run waited that long.
     """
     attribution = Attribution(design, results, PLANNING_RESAMPLES, final=False)
-    one = design.one_device("real")
-    if not results.has([one]):
-        return []
-    half_ms = float(attribution.view.step(one)) / 2
+    if design.devices > 1:
+        return _fixes_of_slow_input(design, attribution.view)
+    half_ms = attribution.fit.value(attribution.achieved_ms) / 2
     return [
         trial
         for finding in FindingBuilder(attribution).one_device_findings()
-        if design.devices == 1 or finding.cause in INPUT_CAUSES
-        if finding.significant and finding.lost_ms.value > half_ms
+        if finding.significant and finding.total_ms.value > half_ms
         for flag, trial in CAUSES_BY_ID[finding.cause].fixes(design).items()
         if flag
     ]
+
+
+def _fixes_of_slow_input(design: ExperimentDesign, view: MetricView) -> list[Trial]:
+    if skipped_reason(INPUT, design):
+        return []
+    real, replayed = one_allreduce(design), one_allreduce(design, "replayed")
+    is_slow = 2 * design.facts.input_wait_ms > (design.step_ms or math.inf)
+    if view.has(real, replayed):
+        is_slow = bool(view.step(real) > 2 * view.step(replayed))
+    return list(INPUT.fixes(design).values()) if is_slow else []
 
 
 def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
@@ -101,7 +114,7 @@ def follow_ups(design: ExperimentDesign, results: TrialResults) -> list[Trial]:
         limit_ms = min(measured.values(), default=0.0) + SLOWER_FIX_FRACTION * step_ms
         found += [t for t in fixes.values() if t not in measured or measured[t] < limit_ms]
     found += [trial for pair in cause_pairs(design, significant) for trial in pair.trials]
-    if design.devices > 1 and any(finding.cause in INPUT_CAUSES for finding in pursued):
+    if design.devices > 1 and any(finding.cause in ("input", "storage") for finding in pursued):
         found += real_input_trials(design)
     slower = attribution.speedup(view) < 1
     can_change_batch = design.profile is None or design.profile.accepts_batch_size

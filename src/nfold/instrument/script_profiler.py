@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -320,7 +321,7 @@ class ScriptProfiler:
             fetches=fetch_difference(self._warm_up_fetches, self.fetch_total),
             fetch_lines=self.fetch_timer.lines(),
             recompilation=self.recompilation.found(),
-            cached_input_fraction=self._cached_input_fraction(),
+            cached_input_fraction=self._cached_input_fraction,
             skipped_steps=self._step_hooks.skipped_steps,
             peak_memory_bytes=devices.peak_memory_bytes(),
             alloc_retries=retries / max(1, timed_steps),
@@ -328,7 +329,9 @@ class ScriptProfiler:
             child_processes=self.child_processes,
         )
 
+    @functools.cached_property
     def _cached_input_fraction(self) -> float:
+        # Once: the first call fills the cache.
         loader = self._dataloaders.loader
         probed = self._task.variant.profiler_steps and isinstance(loader, DataLoader)
         return repeated_access_saving(loader.dataset) if probed and not loader.num_workers else 0.0

@@ -56,9 +56,13 @@ def check_input_dimensions(layer: batchnorm._BatchNorm, x: Tensor) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether ``module.compile()`` or ``torch.compile(module)`` was called."""
-    called = getattr(module, "_compiled_call_impl", None) is not None
-    return called or "_orig_mod" in module._modules
+    """Return whether ``module.compile()`` was called."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Return whether the module is the result of ``torch.compile(module)``."""
+    return "_orig_mod" in module._modules
 
 
 def has_module_hooks(module: nn.Module) -> bool:

@@ -183,7 +183,9 @@ class StepWatch:
                 self._computed = mark()
 
             def on_begin(_: Any) -> None:
-                torch.autograd.Variable._execution_engine.queue_callback(on_computed)
+                from nfold.instrument.torch_private import queue_backward_callback
+
+                queue_backward_callback(on_computed)
 
             handle = loss.register_hook(on_begin)
             try:

@@ -986,3 +986,21 @@ def test_a_device_with_fast_input_is_not_starved() -> None:
     assert not found.several_devices.is_starved
     assert "samples per step on" not in " ".join(build_view(found).notices)
     assert explained(DDP).several_devices is None
+
+
+@pytest.mark.parametrize("seen", [DDP, PLAIN])
+def test_workers_are_tried_before_another_layout_where_input_takes_most(
+    seen: ScriptProfile,
+) -> None:
+    traced = TraceSummary(
+        steps=6, layout_copy_ms=(3.0,) * 6, operator_layout_copy_ms=(3.0,) * 6, device_busy_ms=9.0
+    )
+    loader = dataclasses.replace(LOADER, num_workers=2)
+    seen = dataclasses.replace(seen, trace=traced, convolutions=3, loader=loader, input_wait_ms=80)
+    one = experiment(Scenario(**COSTS, load_ms_per_sample=1.0, host_cores=32))
+    one.run(probe_script(one, PLACE, None, HOST, lambda _: (seen,)))
+    order = list(one.results.runs)
+    workers = [at for at, trial in enumerate(order) if trial.plan.workers == 4]
+    layouts = [at for at, trial in enumerate(order) if trial.variant.channels_last]
+    assert workers
+    assert min(workers) < min(layouts, default=len(order))

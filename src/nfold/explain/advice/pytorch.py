@@ -182,6 +182,8 @@ def reduce_collectives(profile: ScriptProfile) -> str:
     own, words = profile.most_frequent("collective"), trainer_advice(profile)
     if own is not None:
         text = "a collective in every step: call it every 50 steps or after the epoch"
+        if not profile.source_locations.keys().isdisjoint(("gathered_pairs", "gathered_work")):
+            text = "the loss needs samples of all ranks: gather them as one tensor, in bf16"
         by_library = _library_advice(profile, own, words.fewer_gathers, "exchanges")
         return by_library or at_location(own.line, text)
     if profile.gradient_exchanges > 1:

@@ -346,7 +346,9 @@ def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | Non
         worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
         return change if worth else None
     bound = budget.lower_bound
-    if bound is not None and bound.lost_ms > max((row.ms.value for row in costs), default=0.0):
+    step_ms = budget.n_devices.step_ms.value
+    largest = max((row.ms.value for row in costs), default=MIN_STEP_FRACTION * step_ms)
+    if bound is not None and bound.lost_ms > largest:
         return Change(row="epoch-boundary", location="", code=bound.fix)
     if not costs or budget.devices_cannot_help:
         return None

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from nfold.instrument.hooks.runtime_hooks import EventCounter
 
-EVENT = "gathered_work"
+EVENT, PAIRED = "gathered_work", "gathered_pairs"
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_single")
 JOINS = ("cat", "concat", "concatenate", "stack", "vstack", "hstack", "dstack")
 PRODUCTS = (
@@ -25,7 +25,8 @@ class GatheredTensors(TorchFunctionMode):
     """Follows gathered tensors through one step, and records the lines of their products.
 
     A product of tensors that are all gathered, or of gathered tensors and replicated parameters,
-    has the same value on every rank. A product with samples of the rank has not.
+    has the same value on every rank: ``EVENT``. A product with samples of the rank has not:
+    ``PAIRED``.
     """
 
     def __init__(self, events: EventCounter, is_replicated: Callable[[Tensor], bool]) -> None:
@@ -64,14 +65,13 @@ class GatheredTensors(TorchFunctionMode):
         name, made = getattr(func, "__name__", ""), [*_tensors([result])]
         others = [tensor for tensor in given if not hasattr(tensor, MARK) and tensor.ndim > 1]
         weights = [one for one in others if self._is_replicated(one)]
-        if name in JOINS:
+        size = max(tensor.numel() for tensor in given)
+        is_product = name in PRODUCTS or any(one.numel() > size for one in made)
+        is_repeated = len(weights) == len(others)
+        if name in JOINS or is_repeated:
             _mark(made)
-        elif len(weights) == len(others):
-            _mark(made)
-            factors = len(gathered) + len(weights)
-            size = max((tensor.numel() for tensor in given), default=0)
-            if factors > 1 and (name in PRODUCTS or any(one.numel() > size for one in made)):
-                self._events.record_location(EVENT)
+        if name not in JOINS and is_product and len(gathered) + len(others) > 1:
+            self._events.record_location(EVENT if is_repeated else PAIRED)
         return result
 
 

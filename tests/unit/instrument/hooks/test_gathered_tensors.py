@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.instrument.hooks.gathered_tensors import EVENT, GatheredTensors, is_parameter_of
+from nfold.instrument.hooks.gathered_tensors import EVENT, PAIRED, GatheredTensors, is_parameter_of
 from nfold.instrument.hooks.runtime_hooks import EventCounter
 
 OWN, OTHER = torch.ones(4, 3), torch.ones(4, 3)
@@ -54,6 +54,16 @@ def test_products_of_gathered_tensors_are_repeated_on_every_rank(
     events, gather = observed
     step(gather)
     assert (EVENT in dict(events.source_locations(1))) == repeated
+
+
+def test_samples_of_the_rank_against_those_of_all_are_pairs(
+    observed: tuple[EventCounter, Gather],
+) -> None:
+    events, gather = observed
+    scores = OWN @ gather(OTHER).t()
+    assert list(dict(events.source_locations(1))) == [PAIRED]
+    torch.softmax(scores, 1) @ torch.ones(8, 1)
+    assert list(dict(events.source_locations(1))) == [PAIRED]
 
 
 def test_one_step_is_observed_after_the_first_with_a_gather() -> None:

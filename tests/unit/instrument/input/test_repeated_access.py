@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
+from instrumented import dataset, instrumented, loop, model, script_task
+from nfold.core.variant import Variant
+from nfold.instrument import script_profiler
 from nfold.instrument.input.repeated_access import repeated_access_saving
 
 
@@ -32,3 +37,19 @@ def test_a_cache_of_all_samples_saves_their_time(kept: int, saved: float) -> Non
 def test_fast_samples_and_those_that_fail_need_no_cache() -> None:
     assert repeated_access_saving(range(100), lambda: 0.0) == 0.0
     assert repeated_access_saving(iter(()), lambda: 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("probed", "found"), [(True, 0.9), (False, 0.0)])
+def test_the_probe_run_asks_once(
+    monkeypatch: pytest.MonkeyPatch, probed: bool, found: float
+) -> None:
+    savings = iter([0.9])
+    monkeypatch.setattr(script_profiler, "repeated_access_saving", lambda _: next(savings))
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        loop(DataLoader(dataset(), batch_size=8), module, optimizer)
+
+    task = script_task(Variant(profiler_steps=probed), steps=4)
+    assert instrumented(training, task).profile.cached_input_fraction == found

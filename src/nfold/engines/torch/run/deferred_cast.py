@@ -28,7 +28,7 @@ SHAPE_FUNCTIONS: frozenset[Any] = frozenset(
 class DeferredCast(Tensor):
     """A 16-bit tensor that acts as its fp32 copy, which the first operation on it makes."""
 
-    _whole: Tensor | None = None
+    whole: Tensor | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ def materialize(tensor: Tensor) -> Tensor:
     """Return the fp32 copy of a deferred tensor, always the same; another tensor unchanged."""
     if not isinstance(tensor, DeferredCast):
         return tensor
-    if tensor._whole is None:
+    if tensor.whole is None:
         with no_torch_function(), torch.enable_grad():
-            tensor._whole = tensor.as_subclass(Tensor).float()
-    return tensor._whole
+            tensor.whole = tensor.as_subclass(Tensor).float()
+    return tensor.whole

@@ -14,7 +14,11 @@ from nfold.engines.torch.run.automatic_plan import Candidate
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.prepared_module import PreparedForward, prepared_forward
 from nfold.engines.torch.run.state import RunBookkeeping
-from nfold.instrument.torch_private import has_module_hooks, is_compiled
+from nfold.instrument.torch_private import (
+    has_module_hooks,
+    is_compiled,
+    is_compiled_wrapper,
+)
 
 COMPILE_S = 0.25  # to compile forward and backward, for every parameter tensor
 # Largest relative difference of compiled outputs from eager ones, by the type of the arithmetic
@@ -56,7 +60,7 @@ class RunPlanSwitch:
         return not (
             self.plan.batch_norm == "synchronised"
             or torch.are_deterministic_algorithms_enabled()
-            or any(is_compiled(each) for each in modules)
+            or any(is_compiled(each) or is_compiled_wrapper(each) for each in modules)
             or any(has_module_hooks(each) for each in inner)
         )
 

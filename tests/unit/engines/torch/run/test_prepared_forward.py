@@ -56,7 +56,7 @@ def test_what_a_model_returns_beside_its_loss_is_cast_when_it_is_read(
     outputs = model(*batch)
     assert isinstance(outputs["logits"], DeferredCast)
     assert outputs["logits"].shape == (16, 4)
-    assert outputs["logits"]._whole is None
+    assert outputs["logits"].whole is None
     assert outputs["logits"].dtype == torch.float32
     assert outputs["logits"].argmax(1).shape == (16,)
     assert type(outputs["loss"]) is Tensor
