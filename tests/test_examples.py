@@ -104,6 +104,7 @@ def test_losses_before_and_after_are_equal(losses: Callable[..., list[float]], n
 
 @pytest.mark.integration
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_devices_train_as_one(
     losses: Callable[..., list[float]], name: str, tmp_path: Path

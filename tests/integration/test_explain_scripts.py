@@ -91,6 +91,7 @@ def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     assert "log.txt" in str(found["warnings"])
 
 
+@pytest.mark.slow
 def test_what_the_script_needs_on_several_devices_is_said_first(tmp_path: Path) -> None:
     found = explained(tmp_path, "accumulated.py", "1s")
     assert found["warnings"][0]["text"].startswith(
