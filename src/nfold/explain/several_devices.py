@@ -1,4 +1,4 @@
-"""What a script for one device needs before more devices help: its input, then a larger batch."""
+"""Estimate of when more devices help a script for one: after its input, from a larger batch on."""
 
 from __future__ import annotations
 

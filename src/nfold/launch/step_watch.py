@@ -46,7 +46,7 @@ class StepWindow:
 
 @dataclass(frozen=True)
 class WatchedSteps:
-    """What was seen on one rank; ``pauses`` are seconds between two steps that are no step."""
+    """Timed steps of one rank; ``pauses`` are seconds between two steps that are no step."""
 
     rank: int
     windows: tuple[StepWindow, ...] = ()

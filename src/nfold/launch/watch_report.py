@@ -1,4 +1,4 @@
-"""What ``nfold run --watch`` says at the end: where the time of the steps went."""
+"""The report of ``nfold run --watch``: where the time of the steps went."""
 
 from __future__ import annotations
 

@@ -229,12 +229,12 @@ class BreakEvenBatch:
 
 
 STARVED_FRACTION = 0.2
-"""Of the step: one device that waits for its input this long is starved."""
+"""Input wait, as a part of the step, above which one device is starved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeveralDevices:
-    """What more devices would do for a script that uses one.
+    """The effect of more devices on a script that uses one.
 
     ``input_ms`` is what the input costs one device of ``step_ms``. From ``batch`` samples per step
     on, several devices are faster, if a sample computes for ``sample_ms`` and gradients take
@@ -316,7 +316,7 @@ class Budget:
 
     @property
     def failure_sentence(self) -> str:
-        """That the script fails as one process per device, and what to do; else empty."""
+        """The failure of the script as one process per device, and what to do; empty without one."""
         if not self.multi_process_failure:
             return ""
         return (

@@ -288,7 +288,7 @@ def _change_of_row(budget: Budget, row: str) -> Change | None:
 
 
 def _one_process_sentences(budget: Budget) -> list[str]:
-    """What one device loses, what more would gain, and from which batch on; the first is the headline."""
+    """Sentences on the loss of one device and the gain of more; the first is the headline."""
     sentences = (_starved_headline(budget), _one_process_headline(budget), _needed_batch(budget))
     known = [text for text in sentences if text]
     gain = f"what {budget.devices} processes would gain was not measured"

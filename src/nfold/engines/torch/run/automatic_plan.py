@@ -50,7 +50,7 @@ class Candidate:
 
 
 class PlanSwitch(Protocol):
-    """What the search needs of the run. ``initial_step`` is the plan's ``step`` before it."""
+    """Switches the step of a run. ``initial_step`` is the plan's ``step`` before the search."""
 
     @property
     def initial_step(self) -> str: ...

@@ -18,7 +18,6 @@ from nfold.engines.torch.communication.gradient_exchange import GradientExchange
 from nfold.engines.torch.run.prepared_module import prepared_forward
 from nfold.engines.torch.step.cuda_graph import (
     captured_settings,
-    complete_momentum,
     lr_versions,
     make_capturable,
 )
@@ -141,7 +140,6 @@ class RunBookkeeping:
             if optimizer not in self._capturable:
                 self._capturable.add(optimizer)
                 make_capturable(optimizer, self.device)
-                complete_momentum(optimizer)
 
     def lr_versions(self) -> list[int]:
         return [count for optimizer in self.prepared.optimizers for count in lr_versions(optimizer)]

@@ -58,7 +58,7 @@ from nfold.engines.torch.run.plan_switch import RunPlanSwitch
 from nfold.engines.torch.run.prepared_module import prepare_module
 from nfold.engines.torch.run.state import RunBookkeeping, missing_reason
 from nfold.engines.torch.run.training_rate import TrainingRate
-from nfold.engines.torch.step.cuda_graph import use_fused_kernels
+from nfold.engines.torch.step.cuda_graph import complete_momentum, use_fused_kernels
 from nfold.instrument.torch_private import collective_count
 
 P = ParamSpec("P")
@@ -197,13 +197,15 @@ class UserRun:
         optimizer.register_step_post_hook(lambda one, *_: self._bookkeeping.on_optimizer_step(one))
         if isinstance(self._bookkeeping.guard, FitGuard):
             optimizer.register_step_pre_hook(self._bookkeeping.guard.confirm_update)
-        if self._is_automatic:
-            use_fused_kernels(optimizer)
         if self.plan.optimizer_state == "sharded":
             require_separate_updates(optimizer)
             if self.world_size > 1:
                 sharded = ShardedOptimizer(optimizer, self.rank, self.world_size)
                 self._prepared.sharded[optimizer] = sharded
+        if self._is_automatic:
+            use_fused_kernels(optimizer)
+        if self._is_automatic or self._may_capture:
+            complete_momentum(optimizer)  # after a sharded optimizer hides gradients of other ranks
         if self._scale is not None:
             self._scale.require_scaled_backward(optimizer)
         self._prepared.optimizers.append(optimizer)

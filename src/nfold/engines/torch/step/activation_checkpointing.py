@@ -40,7 +40,7 @@ def checkpoints_recorded(*, draws_random_numbers: bool) -> Iterator[None]:
 
 
 class RandomDraws:
-    """Whether calls draw from the default random generator of a GPU; waits for nothing."""
+    """Notices calls that draw from the default random generator of a GPU; the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

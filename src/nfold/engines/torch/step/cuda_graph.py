@@ -316,8 +316,8 @@ class CapturedFunction:
     There is one graph for every form, a set of shapes and constants, at most ``max_graphs``.
     ``recording`` yields a function that is called after each replay, ``before_graph`` is called before
     a recording or a replay. ``on_eager`` is called once when there is no room for a further graph, and
-    once when MANY_FORMS have no graph. Call ``close``
-    before the process group ends: a graph with a collective would block it.
+    once when MANY_FORMS have no graph. Call ``close`` before the process group ends: a graph with a
+    collective would block it.
     """
 
     function: Function
@@ -419,7 +419,6 @@ def use_fused_kernels(optimizer: Optimizer) -> None:
         chosen = group.get("differentiable") or (group.get("fused"), group.get("foreach"))
         if chosen == (None, None) and not group.get("dampening"):
             group["fused"] = True
-    complete_momentum(optimizer)
 
 
 def complete_momentum(optimizer: Optimizer) -> None:

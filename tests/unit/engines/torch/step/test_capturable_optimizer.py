@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from nfold.engines.torch.step.cuda_graph import (
     captured_settings,
+    complete_momentum,
     lr_versions,
     make_capturable,
     use_fused_kernels,
@@ -93,6 +94,7 @@ def test_fused_sgd_takes_parameters_that_are_trained_later() -> None:
         optimizer = torch.optim.SGD([first, second], lr=0.1, momentum=0.9)
         if fused:
             use_fused_kernels(optimizer)
+            complete_momentum(optimizer)
             assert optimizer.param_groups[0]["fused"]
         results.append(_train_in_two_stages(optimizer, first, second))
     assert torch.allclose(results[0], results[1])
