@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 
 T = TypeVar("T")
 
@@ -132,6 +133,14 @@ class Intervention(Generic[T]):
         """Return the plan that a rank of a built-in workload trains by."""
         del value
         return plan
+
+    def source_edits(self, value: T, profile: Any) -> tuple[SourceEdit, ...] | None:
+        """Return the changes of the script with this ScriptProfile that keep the remedy.
+
+        None: nfold does not know the place, or the script has no such place.
+        """
+        del value, profile
+        return None
 
     def simulated_ms(self, value: T, scenario: Any, devices: int) -> float:
         """Return its milliseconds in each step of a simulated Scenario on ``devices`` devices.

@@ -1,0 +1,54 @@
+"""Changes of a user's source that keep a remedy: values that say what to change and where.
+
+``nfold.tune.patch`` makes them a unified diff. Expressions and statements are Python source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetKeywords:
+    """Set keyword arguments of a call.
+
+    ``location`` is a line of the call, ``train.py:31``; ``function`` the last name of what is called
+    there, ``DataLoader``; ``keywords`` are names and expressions.
+    """
+
+    location: str
+    function: str
+    keywords: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrapExpression:
+    """Replace the value that the statement at ``location`` assigns; ``{}`` is the old expression."""
+
+    location: str
+    template: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddStatement:
+    """Add a statement before or after the one at ``location``, with its indentation.
+
+    ``imports`` are statements that it needs at the top of the file, unless they are there.
+    """
+
+    location: str
+    statement: str
+    place: Literal["before", "after"] = "after"
+    imports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SetVariable:
+    """Set an environment variable of the command that starts the script."""
+
+    name: str
+    value: str
+
+
+SourceEdit = SetKeywords | WrapExpression | AddStatement | SetVariable
