@@ -5,6 +5,7 @@ Only ``nfold.launch``, which must not import torch, has private names of its own
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -96,3 +97,32 @@ def nccl_options(timeout: timedelta) -> Any:
     options = distributed_c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return options
+
+
+def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Tell AOTAutograd that a function takes its inputs as one list."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
+def wrap_inductor(
+    graph_module: Any, inputs: Any, wrap: Callable[[Any, Callable[..., Any], set[int], bool], Any]
+) -> Any:
+    """Compile a graph of TorchDynamo by Inductor; return what AOTAutograd makes of it.
+
+    ``wrap(graph, compiled, static, backward)`` replaces each compiled forward and backward, which
+    takes a list of tensors; ``static`` are the indices of parameters and buffers among them. Graphs
+    without gradients are not wrapped.
+    """
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def compile_inner(module: Any, example_inputs: Any, **options: Any) -> Any:
+        compiled = compile_fx_inner(module, example_inputs, **options)
+        if options.get("is_inference"):
+            return compiled
+        static = set(options.get("static_input_idxs") or ())
+        return wrap(module, compiled, static, bool(options.get("is_backward")))
+
+    with config.patch(enable_autograd_cache=False):  # which returns compiled functions unwrapped
+        return compile_fx(graph_module, inputs, inner_compile=compile_inner)

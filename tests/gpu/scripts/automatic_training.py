@@ -45,7 +45,7 @@ result = {
     "samples": [int(total) for total in samples],
     "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]).tolist(),
     "choosing": run.is_choosing,
-    "compiled": prepared_forward(model).step == "compiled",
+    "compiled": prepared_forward(model).step != "eager",
 }
 with open(f"{out}-{run.rank}.json", "w") as file:
     json.dump(result, file)

@@ -43,10 +43,17 @@ Steps = Generator[None, None, None]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A value of the plan's ``step`` to try, and the expected seconds, most of it compilation."""
+    """Values of the plan's ``step`` to try, and the expected seconds, most of it compilation.
 
-    step: str
+    All of them use what the last one compiles and records.
+    """
+
+    steps: tuple[str, ...]
     cost_s: float
+
+    @property
+    def name(self) -> str:
+        return " or ".join(self.steps)
 
 
 class PlanSwitch(Protocol):
@@ -63,6 +70,9 @@ class PlanSwitch(Protocol):
 
     def apply(self, step: str, *, check: bool) -> None:
         """Switch to ``step``; ``check`` compares the first outputs with those of eager code."""
+
+    def note(self) -> str | None:
+        """Return what to know of a candidate that is used on this rank, or None."""
 
     def failure(self) -> str | None:
         """Return why a candidate is not used on this rank, or None."""
@@ -177,54 +187,59 @@ class AutomaticPlan:
         candidate, file = self.switch.candidate(), self._file()
         if candidate is not None:
             stored = Choice.read(file) if self.job.is_main else None
-            kept_gain, cost_s = (stored.is_kept * stored.gain, stored.cost_s) if stored else (-1, 0)
-            kept_gain, cost_s = self._agree([kept_gain, cost_s])
+            if stored is None or stored.step not in candidate.steps:
+                facts = [-1.0, 0.0, 0.0]
+            else:
+                index = float(candidate.steps.index(stored.step))
+                facts = [stored.is_kept * stored.gain, stored.cost_s, index]
+            kept_gain, cost_s, chosen = self._agree(facts)
             if kept_gain > 0:
-                yield from self._reuse(candidate, kept_gain, cost_s)
+                yield from self._reuse(candidate.steps[int(chosen)], kept_gain, cost_s)
             elif kept_gain < 0:
                 yield from self._try(candidate, file)
         if "captured" not in self.switch.initial_step:
             yield from self._advise_capture()
 
-    def _reuse(self, candidate: Candidate, gain: float, cost_s: float) -> Steps:
+    def _reuse(self, step: str, gain: float, cost_s: float) -> Steps:
         """Apply a stored choice when it saves more in the certain training than compiling costs."""
         yield from self._until_certain(cost_s / (1 - 1 / gain))
-        yield from self._build(candidate.step, check=False)
+        yield from self._build(step, check=False)
         if self._agree([float(self.switch.failure() is not None)])[0]:
             self.switch.apply(self.switch.initial_step, check=False)
         else:
-            self._say(f"step {candidate.step}: {gain:.2f} × as fast in an earlier run")
+            self._say(f"step {step}: {gain:.2f} × as fast in an earlier run")
 
     def _try(self, candidate: Candidate, file: Path) -> Steps:
         yield from self._wait(WARM_UP_STEPS)
         if candidate.cost_s > MAX_SECONDS:
-            self._say(f"step {candidate.step} is not tried: it may take {candidate.cost_s:.0f} s")
+            self._say(f"step {candidate.name} is not tried: it may take {candidate.cost_s:.0f} s")
             return
         yield from self._until_certain(candidate.cost_s / MAX_FRACTION)
-        self._say(f"trying step {candidate.step} (about {candidate.cost_s:.0f} s)")
+        self._say(f"trying step {candidate.name} (about {candidate.cost_s:.0f} s)")
         began = self.clock.now()
-        yield from self._build(candidate.step, check=True)
-        before: list[float] = []
-        after: list[float] = []
+        yield from self._build(candidate.steps[-1], check=True)
+        times_ms: dict[str, list[float]] = {
+            step: [] for step in (*reversed(candidate.steps), self.switch.initial_step)
+        }
         for _ in range(WINDOWS):
-            yield from self._window(after)
-            self.switch.apply(self.switch.initial_step, check=False)
-            yield from self._window(before)
-            self.switch.apply(candidate.step, check=False)
+            for step, own in times_ms.items():
+                self.switch.apply(step, check=False)
+                yield from self._window(own)
         reason = self.switch.failure()
-        times_ms = [statistics.median(before), statistics.median(after)]
-        before_ms, after_ms, failed = self._agree([*times_ms, float(reason is not None)])
-        steps = BUILD_STEPS + 2 * WINDOWS * (SETTLE_STEPS + WINDOW_STEPS)
+        medians = [statistics.median(own) for own in times_ms.values()]
+        *after_ms, before_ms, failed = self._agree([*medians, float(reason is not None)])
+        best_ms, step = min(zip(after_ms, times_ms, strict=False))
+        steps = BUILD_STEPS + WINDOWS * len(times_ms) * (SETTLE_STEPS + WINDOW_STEPS)
         choice = Choice(
-            step=candidate.step,
+            step=step,
             before_ms=before_ms,
-            after_ms=after_ms,
+            after_ms=best_ms,
             cost_s=max(0.0, self.clock.now() - began - steps * before_ms / 1e3),
             reason=reason or ("it failed on another rank" if failed else None),
         )
-        if not choice.is_kept:
-            self.switch.apply(self.switch.initial_step, check=False)
-        self._say(str(choice))
+        self.switch.apply(step if choice.is_kept else self.switch.initial_step, check=False)
+        note = self.switch.note()
+        self._say(f"{choice}; {note}" if note and choice.is_kept else str(choice))
         if self.job.is_main:
             choice.write(file)
 

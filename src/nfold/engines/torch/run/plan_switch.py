@@ -20,6 +20,7 @@ from nfold.instrument.torch_private import (
     is_compiled_wrapper,
 )
 
+COMPILED_STEP = {False: "compiled", True: "compiled+captured"}
 COMPILE_S = 0.25  # to compile forward and backward, for every parameter tensor
 # Largest relative difference of compiled outputs from eager ones, by the type of the arithmetic
 TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
@@ -31,7 +32,8 @@ SAMPLED_NUMBERS = 2**20  # of each output
 class RunPlanSwitch:
     """Switches the execution of a run's prepared models; see ``PlanSwitch``.
 
-    ``is_captured``: a decorated step is a CUDA graph, which contains forward and backward.
+    ``is_captured``: a decorated step is a CUDA graph, which contains forward and backward. In a step
+    that is not, forward and backward of a compiled model are graphs of their own.
     """
 
     plan: Plan
@@ -51,8 +53,8 @@ class RunPlanSwitch:
         if not self._can_compile():
             return None
         tensors = sum(len(list(model.parameters())) for model in self.models)
-        step = "compiled+captured" if self.is_captured else "compiled"
-        return Candidate(step=step, cost_s=COMPILE_S * tensors)
+        steps = ("compiled+captured",) if self.is_captured else ("compiled", "compiled+captured")
+        return Candidate(steps=steps, cost_s=COMPILE_S * tensors)
 
     def _can_compile(self) -> bool:
         modules = [each for model in self.models for each in model.modules()]
@@ -77,7 +79,13 @@ class RunPlanSwitch:
         for model in self.models:
             forward = prepared_forward(model)
             forward.reference = EagerReference if check else None
-            forward.select_step("compiled" if "compiled" in step else "eager")
+            own_graphs = "captured" in step and not self.is_captured
+            forward.select_step(COMPILED_STEP[own_graphs] if "compiled" in step else "eager")
+
+    def note(self) -> str | None:
+        graphs = [prepared_forward(model).graphs for model in self.models]
+        failure = next((one.failure for one in graphs if one and one.is_used and one.failure), None)
+        return f"a part of it is not a CUDA graph: {failure}" if failure else None
 
     def failure(self) -> str | None:
         return next(filter(None, (prepared_forward(model).failure for model in self.models)), None)

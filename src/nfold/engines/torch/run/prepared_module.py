@@ -28,6 +28,7 @@ from nfold.engines.torch.layout import (
 from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 from nfold.engines.torch.precision import AUTOCAST
 from nfold.engines.torch.run.deferred_cast import defer_cast
+from nfold.engines.torch.step.compiled_graphs import CompiledGraphs
 
 DEFERRED_NUMBERS = 2**20  # smaller outputs are cast at once
 
@@ -46,8 +47,10 @@ class PreparedForward:
     """The forward pass of one prepared module.
 
     Attributes:
-        step: ``eager`` or ``compiled``.
+        step: ``eager``, ``compiled``, or ``compiled+captured``: compiled, and its calls in training
+            replayed as CUDA graphs.
         failure: why the compiled forward pass is not used, or None.
+        graphs: the CUDA graphs of the compiled forward pass, if there are any.
         reference: computes a reference for the first compiled outputs from (this, module, args,
             kwargs); a difference is a failure.
     """
@@ -63,6 +66,7 @@ class PreparedForward:
         self.compiles_evaluation = self.step == "compiled"
         self.failure: str | None = None
         self.reference: Callable[..., Reference] | None = None
+        self.graphs: CompiledGraphs | None = None
 
     def select_step(self, step: str) -> None:
         """Compute as ``step`` says from the next call on; eagerly if compilation failed before."""
@@ -100,13 +104,22 @@ class PreparedForward:
         return self._compute("eager", args, kwargs)
 
     def _compute(self, step: str, args: Any, kwargs: Any) -> Any:
-        if step not in self._implementations:
-            self._implementations[step] = torch.compile(self._implementations["eager"])
-        function = self._implementations[step]
+        function = self._implementation(step)
         if self._half is None:
             return function(*args, **kwargs)
         with torch.autocast(self.device.type, dtype=self._half):
             return function(*args, **kwargs)
+
+    def _implementation(self, step: str) -> Callable[..., Any]:
+        if "captured" in step and self.graphs is None:
+            self.graphs = CompiledGraphs(self.device)
+            self._implementations["compiled"] = self.graphs.compile(self._implementations["eager"])
+        if self.graphs is not None:
+            self.graphs.is_used = "captured" in step
+        name = "eager" if step == "eager" else "compiled"
+        if name not in self._implementations:
+            self._implementations[name] = torch.compile(self._implementations["eager"])
+        return self._implementations[name]
 
     def compute_eagerly(self, args: Any, kwargs: Any) -> Any:
         """Return the outputs of the module's own forward, in the types that it computes in."""

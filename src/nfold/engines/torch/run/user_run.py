@@ -310,6 +310,8 @@ class UserRun:
         if self._automatic is None:
             switch = RunPlanSwitch(self.plan, self._job, self._bookkeeping, self._is_captured)
             is_active = self.plan.step is None
+            if self.plan.step == "compiled+captured" and self.device.type == "cuda":
+                switch.apply(self.plan.step, check=False)
             self._automatic = AutomaticPlan(switch, self._job, is_active=is_active)
             self._bookkeeping.on_step = self._automatic.on_step
         self._automatic.on_epoch(loader.steps_left)

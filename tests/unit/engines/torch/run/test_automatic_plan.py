@@ -18,7 +18,7 @@ from nfold.engines.torch.run.automatic_plan import (
 from nfold.engines.torch.run.job import Job
 
 JOB = Job(rank=0, local_rank=0, world_size=1, device=torch.device("cpu"))
-COMPILED = Candidate(step="compiled", cost_s=0.0)
+COMPILED = Candidate(steps=("compiled",), cost_s=0.0)
 
 
 class KnownTimes(StreamClock):
@@ -42,6 +42,9 @@ class KnownTimes(StreamClock):
     def apply(self, step: str, *, check: bool) -> None:
         self.current = step
         self.applied.append((step, check))
+
+    def note(self) -> str | None:
+        return None
 
     def failure(self) -> str | None:
         return self.fails
@@ -94,6 +97,18 @@ def test_a_faster_step_is_kept_and_stored(cache: Path, capsys: pytest.CaptureFix
     assert (stored["step"], stored["before_ms"], stored["after_ms"]) == ("compiled", 10, 5)
 
 
+@pytest.mark.parametrize("best", ["compiled", "compiled+captured"])
+def test_the_fastest_of_several_steps_is_kept(best: str) -> None:
+    candidate = Candidate(steps=("compiled", "compiled+captured"), cost_s=0.0)
+    step_ms = {"eager": 10.0, "compiled": 6.0, "compiled+captured": 6.0, best: 5.0}
+    first, again = KnownTimes(step_ms, candidate), KnownTimes(step_ms, candidate)
+    train(first)
+    assert first.current == best
+    assert first.applied[0] == ("compiled+captured", True)
+    train(again, steps=1)
+    assert again.applied == [(best, False)]
+
+
 def test_a_step_that_is_not_faster_is_taken_back_and_not_tried_again() -> None:
     for trials in (1, 0):
         run = KnownTimes({**STEP_MS, "compiled": 9.9})
@@ -111,7 +126,7 @@ def test_a_step_that_fails_is_taken_back(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_nothing_is_tried_that_costs_more_than_a_part_of_the_certain_training() -> None:
-    run = KnownTimes(STEP_MS, Candidate(step="compiled", cost_s=30.0))
+    run = KnownTimes(STEP_MS, Candidate(steps=("compiled",), cost_s=30.0))
     plan = train(run, certain=0)
     assert plan.is_searching
     assert run.applied == []
@@ -122,7 +137,7 @@ def test_nothing_is_tried_that_costs_more_than_a_part_of_the_certain_training() 
 
 
 def test_a_step_that_may_take_too_long_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    run = KnownTimes(STEP_MS, Candidate(step="compiled", cost_s=61.0))
+    run = KnownTimes(STEP_MS, Candidate(steps=("compiled",), cost_s=61.0))
     assert not train(run).is_searching
     assert run.applied == []
     assert "it may take 61 s" in capsys.readouterr().err
