@@ -77,13 +77,14 @@ def test_a_replayed_model_trains_as_an_eager_one(step: Step, micro_batches: int)
     for _ in range(WARM_UP_CALLS + 6):
         for _ in range(micro_batches):
             x = torch.randn(5, 8)
-            step(forward, x).backward()
-            step(reference, x).backward()
+            for each in (forward, reference):
+                step(each, x).backward()  # type: ignore[no-untyped-call]
         for own, expected in zip(model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(own.grad, expected.grad)
-            for parameter in (own, expected):
-                parameter.data.sub_(parameter.grad, alpha=0.1)
-                parameter.grad = None
+        for parameter in (*model.parameters(), *reference.parameters()):
+            assert parameter.grad is not None
+            parameter.data.sub_(parameter.grad, alpha=0.1)
+            parameter.grad = None
     assert graphs.recorded == 2
     assert graphs.failure is None
 
