@@ -116,6 +116,25 @@ def explain(**options: Any) -> None:
     raise typer.Exit(run_explain(ExplainOptions(**options)))
 
 
+@app.command("tune", cls=GroupedHelp, context_settings={"ignore_unknown_options": True})
+@with_options(declared.TUNE_OPTIONS)
+def tune(**options: Any) -> None:
+    """Make training faster: try remedies, keep what wins, verify it in fresh runs.
+
+    Explains first, then tries one remedy after the other in runs that alternate with the best so
+    far. The script is not changed: what is kept is written to nfold.toml, which nfold run --with
+    applies, and as a patch. Remedies that change the training need --allow.
+
+    Exits with 3 if fresh runs do not confirm the gain.
+    """
+    if options["target"] and not options["module"]:
+        declared.refuse_missing_suffix(options["target"])
+    options["arguments"] = tuple(options["arguments"] or ())
+    from nfold.cli.tune_command import TuneOptions, run_tune
+
+    raise typer.Exit(run_tune(TuneOptions(**options, show=False, details=False)))
+
+
 @app.command("report", cls=GroupedHelp)
 @with_options(declared.REPORT_OPTIONS)
 def report(**options: Any) -> None:

@@ -95,7 +95,7 @@ def run_explain(request: ExplainOptions) -> int:
         raise UsageError("nfold explain starts its own ranks; next: unset RANK and WORLD_SIZE")
     budget_s = parse_seconds(request.budget)
     machine = inspect_machine()
-    subject = _subject(request, machine)
+    subject = build_subject(request, machine)
     is_script = bool(subject.workload.script)
     unprotected = unprotected_reason(request.results) if is_script else None
     with (
@@ -104,7 +104,7 @@ def run_explain(request: ExplainOptions) -> int:
         closing(WarmAgent(script=is_script)) as warm_agent,
     ):
         options = request.run_options(stop=stop, warm_agent=warm_agent)
-        runner = _runner(request, subject.workload, machine, store, options)
+        runner = build_runner(request, subject.workload, machine, store, options)
         with open_screen(sys.stderr, plain=request.plain) as screen:
             for line in undo_interrupted_runs(request):
                 screen.print_line(terminal_safe(line))
@@ -173,7 +173,7 @@ class WorkloadSubject:
         return self.planned_design
 
 
-def _subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
+def build_subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
     target, arguments = request.target, request.arguments
     if target is None:
         raise UsageError(
@@ -252,7 +252,7 @@ def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> 
     return design
 
 
-def _runner(
+def build_runner(
     request: ExplainOptions, workload: Workload, machine: Machine, store: Store, options: RunOptions
 ) -> WorkloadRunner:
     def refusal(workload: Workload, plan: Plan, variant: Variant) -> str | None:

@@ -217,6 +217,21 @@ EXPLAIN_OPTIONS = {
     "show": _flag("Print the last explanation again; measure nothing.", OUTPUT),
 }
 
+TUNE_OPTIONS = {
+    **{
+        name: option
+        for name, option in EXPLAIN_OPTIONS.items()
+        if name not in ("budget", "show", "details")
+    },
+    "budget": _value("Time limit of all runs: 5m, 10m, 1h.", LENGTH, "TIME", default="10m"),
+    "allow": _value(
+        "Remedies that change the training, comma-separated: batch, precision, communication, "
+        "batch_norm, checkpointing, order.",
+        LENGTH,
+        "LIST",
+    ),
+}
+
 RUN_OPTIONS = {
     "script": _argument("A Python file, or with -m a module.", str, REQUIRED, "SCRIPT"),
     "arguments": _argument("Arguments of the script.", list[str] | None, metavar="ARGS"),

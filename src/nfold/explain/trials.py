@@ -249,7 +249,11 @@ SwitchableFields = Callable[[Workload, Plan], tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadRunner:
-    """Runs the trials of a workload or a script, and stores their measurements."""
+    """Runs the trials of a workload or a script, and stores their measurements.
+
+    ``kept_variant`` and ``kept_fields`` are remedies under which all trials run: interventions, and
+    fields of the plan where a trial leaves them open.
+    """
 
     workload: Workload
     machine: Machine
@@ -260,6 +264,19 @@ class WorkloadRunner:
     switchable_fields: SwitchableFields
     training_samples: int | None = None
     ignore_stored: bool = False
+    kept_variant: Variant = field(default_factory=Variant)
+    kept_fields: Mapping[str, object] = field(default_factory=dict)
+
+    def with_remedies(
+        self, fields: Mapping[str, object], interventions: Mapping[str, object]
+    ) -> WorkloadRunner:
+        """Return a runner of trials under these fields of the plan and interventions."""
+        return dataclasses.replace(self, kept_fields=fields, kept_variant=Variant(**interventions))
+
+    def _effective(self, trial: Trial) -> Trial:
+        plan = trial.plan
+        still_open = {n: v for n, v in self.kept_fields.items() if getattr(plan, n) is None}
+        return Trial(plan=plan.edit(**still_open), variant=self.kept_variant.merge(trial.variant))
 
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
         """Return a runner that passes the profile of a script to its runs."""
@@ -268,22 +285,25 @@ class WorkloadRunner:
 
     def refusal_reason(self, trial: Trial) -> str | None:
         """Return why the trial cannot run, or None."""
+        trial = self._effective(trial)
         return self.refusal_rule(self.workload, trial.plan, trial.variant)
 
     def stored(self, trial: Trial, number: int) -> Measurement | None:
         """Return the measurement of an earlier explanation in this round, or None."""
+        trial = self._effective(trial)
         cell = cell_id(self.workload, trial.plan, trial.variant, self.machine)
         found = None if self.ignore_stored else self.store.find(cell, number)
         return found if found is not None and found.is_final else None
 
     def measure(self, trial: Trial, number: int, limit_s: float | None = None) -> Measurement:
         """Run the trial in a fresh process tree for at most ``limit_s`` seconds and store it."""
-        measurement = self._run(trial, number, limit_s)
+        measurement = self._run(self._effective(trial), number, limit_s)
         self.store.append(measurement)
         return measurement
 
     def shared_trial(self, trial: Trial) -> Trial | None:
         """Return the key of the process trees that can run the trial; None: only its own."""
+        trial = self._effective(trial)
         switched = self.switchable_fields(self.workload, trial.plan)
         if not switched or trial.plan.epochs is not None or trial.plan.batch is None:
             return None
@@ -293,7 +313,7 @@ class WorkloadRunner:
         self, trials: Sequence[Trial], number: int, limit_s: float | None = None
     ) -> list[Measurement]:
         """Run trials with equal ``shared_trial`` in one fresh process tree and store them."""
-        variants = tuple(trial.variant for trial in trials)
+        variants = tuple(self._effective(trial).variant for trial in trials)
         shared = self.shared_trial(trials[0])
         assert shared is not None
         whole = self._run(shared, number, limit_s, variants)

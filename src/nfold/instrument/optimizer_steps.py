@@ -92,9 +92,11 @@ class OptimizerStepHooks:
         on_step: Callable[[Any], None],
         on_missing_step: Callable[[str | None], None],
         exchange_wait: ExchangeWait,
+        on_loss: Callable[[Any], None],
         before_first_step: Callable[[Any], None] | None = None,
     ) -> None:
         self._post_backward = post_backward
+        self._on_loss = on_loss
         self._before_first_step = before_first_step
         self._stepped: WeakSet[Any] = WeakSet()
         self._exchange_wait = exchange_wait
@@ -186,6 +188,8 @@ class OptimizerStepHooks:
             self._stepped_in_backward.clear()
         self._depth += 1
         loss = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if is_outermost:
+            self._on_loss(loss)
         try:
             with self._exchange_wait.measure(loss) if is_outermost else nullcontext():
                 original(tensors, *args, **kwargs)

@@ -37,6 +37,7 @@ from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
 from nfold.instrument.input.epoch_passes import length_or_none
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
+from nfold.instrument.loss_log import LossLog
 from nfold.instrument.optimizer_steps import (
     OptimizerStepHooks,
     PostBackwardAllReduce,
@@ -102,10 +103,12 @@ class InstrumentedRun:
             self.on_optimizer_step,
             self._on_missing_step,
             exchange_wait,
+            lambda loss: self._loss_log.add(self.steps, loss),
             self._record_initial_parameters
             if task.variant.profiler_steps and task.world_size > 1
             else None,
         )
+        self._loss_log = LossLog()
         self._has_marks = False  # whether calls of nfold.mark_step end the steps
         self._marks_without_training = 0
         self._dataloaders = DataLoaderHook(
@@ -317,7 +320,9 @@ class InstrumentedRun:
         # Only samples of the warm-up are hashed; the hash of unknown samples is 0.
         hashes = () if self._task.replay_hints.slices_batches else samples.sample_hashes
         hashes = tuple(entry for entry in hashes if int(entry[1], 16))
-        return dataclasses.replace(samples, rank=self._task.rank, sample_hashes=hashes)
+        return dataclasses.replace(
+            samples, rank=self._task.rank, sample_hashes=hashes, losses=self._loss_log.means()
+        )
 
     def _sample_evidence(self) -> dict[str, Any]:
         log = self._dataloaders.sample_log

@@ -41,6 +41,7 @@ class Intervention(Generic[T]):
         stored_name: name in stored JSON; by default ``name``.
         labels: how results call a value.
         kind: a ``remedy`` can be kept by the user, an ``experiment`` only measures.
+        permission: what a user must allow before ``nfold tune`` tries it; empty: nothing.
         numerics: a training with the remedy has the ``same`` numbers, differs by ``rounding``, or is
             another ``training``. None for an experiment.
         is_observation: it measures more, and changes no step.
@@ -57,6 +58,7 @@ class Intervention(Generic[T]):
     labels: ClassVar[Mapping[Any, str]] = {}
     kind: ClassVar[Literal["experiment", "remedy"]] = "experiment"
     numerics: ClassVar[Literal["same", "rounding", "training"] | None] = None
+    permission: ClassVar[str] = ""
     is_observation: ClassVar[bool] = False
     switchable: ClassVar[bool] = False
     changes_communication: ClassVar[bool] = False
@@ -118,6 +120,14 @@ class Intervention(Generic[T]):
         """Return whether a script with this ScriptProfile has anything that it would change."""
         del profile
         return True
+
+    def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[T, ...]:
+        """Return the values of a remedy to try on a script with this ScriptProfile, likely ones first.
+
+        ``cores`` are those of the host. By default, a switch is turned.
+        """
+        del profile, plan, cores
+        return (not self.default,) if isinstance(self.default, bool) else ()  # type: ignore[return-value]
 
     def environment(self, value: T, environment: Mapping[str, str]) -> dict[str, str]:
         """Return variables to add to the ``environment`` in which ranks start."""

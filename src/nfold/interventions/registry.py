@@ -21,6 +21,7 @@ from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
+from nfold.interventions.execution.random_seed import RandomSeed
 from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
 from nfold.interventions.input.short_epochs import ShortEpochs
@@ -61,6 +62,7 @@ class Interventions:
     tf32 = Tf32Products()
     nccl_p2p = NcclP2p()
     gradient_as_bucket_view = GradientBucketViews()
+    random_seed = RandomSeed()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

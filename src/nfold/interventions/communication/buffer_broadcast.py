@@ -15,7 +15,7 @@ class BufferBroadcast(Intervention[bool]):
     stored_name = "buffers"
     labels = {False: "broadcast_buffers=False"}
     kind = "remedy"
-    numerics = "training"  # each rank has its own running statistics
+    numerics = "rounding"  # weights and statistics of rank 0 stay; others evaluate with their own
     switchable = True
     refused_in_workloads = "batch-norm statistics belong to each device: none are broadcast"
     applied_in = ("instrument/hooks/distributed_hooks.py",)

@@ -13,6 +13,7 @@ class SynchronisedBatchNorm(Intervention[bool]):
     labels = {False: "no SyncBatchNorm"}
     kind = "remedy"
     numerics = "training"
+    permission = "batch_norm"
     switchable = True
     changes_communication = True
     # while a workload runs, and in a script

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from nfold.core.plan import Plan
 from nfold.interventions.intervention import Intervention
 
+Mode = Literal["", "default", "reduce-overhead"]
 
-class CompiledModel(Intervention[Literal["", "default", "reduce-overhead"]]):
+
+class CompiledModel(Intervention[Mode]):
     """The mode of torch.compile for the model of a script that compiles nothing."""
 
     default = ""
@@ -26,3 +28,6 @@ class CompiledModel(Intervention[Literal["", "default", "reduce-overhead"]]):
                 "nn.DataParallel replicates the module in every step, and replicas are not compiled"
             )
         return None
+
+    def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[Mode, ...]:
+        return ("default", "reduce-overhead") if plan.device == "cuda" else ("default",)

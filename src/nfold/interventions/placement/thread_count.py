@@ -31,3 +31,7 @@ class ThreadCount(TorchSetting[int | None]):
 
     def write(self, torch: Any, setting: Any) -> None:
         torch.set_num_threads(setting)
+
+    def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[int, ...]:
+        fair = max(1, cores // (plan.devices or 1) - (plan.workers or 0))
+        return tuple(dict.fromkeys((fair, max(1, fair // 2), 1)))

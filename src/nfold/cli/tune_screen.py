@@ -1,0 +1,143 @@
+"""The screen of ``nfold tune``: conclusion, what was kept, what did not help, the files."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from nfold.cli import terminal
+from nfold.cli.progress import format_short_duration
+from nfold.cli.terminal import PlainScreen
+from nfold.core.format import (
+    format_parenthesized_range,
+    format_percent,
+    pluralize,
+    terminal_safe,
+)
+from nfold.core.stats import Interval
+from nfold.explain.result.budget import Budget
+from nfold.tune.remedies import Remedy
+from nfold.tune.result import Tried, TuneResult
+from nfold.tune.search import TuneEvents
+
+MAX_KEPT, MAX_OTHERS = 8, 6
+NUMERICS_TEXT = {
+    "same": "training unchanged",
+    "rounding": "training unchanged within rounding",
+    "training": "training changed as allowed",
+}
+Line = tuple[str, str]
+
+
+class TuneProgress(TuneEvents):
+    """Prints a line per decision, and a live line with the time left."""
+
+    def __init__(self, screen: PlainScreen) -> None:
+        self._screen = screen
+
+    def explaining(self, kept: Sequence[Remedy], remaining_s: float) -> None:  # type: ignore[override]
+        what = "explaining what is left" if kept else "explaining"
+        self._screen.print_line(f"{what} ({format_short_duration(remaining_s)} left)")
+
+    def explained(self, budget: Budget) -> None:
+        costs = budget.account.costs[:3] if budget.account is not None else ()
+        step_ms = budget.n_devices.step_ms.value
+        found = ", ".join(f"{row.label} {format_percent(row.ms.value / step_ms)}" for row in costs)
+        self._screen.print_line(f"a step of {step_ms:.4g} ms: {found or 'no cost above the noise'}")
+
+    def trying(self, what: str, remaining_s: float) -> None:
+        self._screen.show_live(f"{what} · {format_short_duration(remaining_s)} left")
+
+    def decided(self, tried: Tried) -> None:
+        self._screen.print_line(terminal_safe(describe_tried(tried)))
+
+    def verifying(self, remaining_s: float) -> None:
+        left = format_short_duration(remaining_s)
+        self._screen.print_line(
+            f"comparing the original with the result in fresh runs ({left} left)"
+        )
+
+
+def describe_tried(tried: Tried) -> str:
+    """``num_workers=4: kept, 1.52 × (1.48–1.56)``."""
+    text = f"{tried.remedy.label}: {tried.outcome}"
+    if tried.gain is not None:
+        text += f", {format_gain(tried.gain)}"
+    return f"{text} ({tried.reason})" if tried.reason else text
+
+
+def format_gain(gain: Interval) -> str:
+    """``1.52 × (1.48–1.56)``."""
+    return f"{gain.value:.2f} × {format_parenthesized_range(gain, '.2f')}".rstrip()
+
+
+def print_result(result: TuneResult, files: dict[str, str], *, plain: bool = False) -> None:
+    """Print the conclusion in at most 25 lines; ``files`` are paths by kind."""
+    from rich.text import Text
+
+    console = terminal.make_console(plain=plain)
+    width = console.width if console.is_terminal else terminal.CONSOLE_WIDTH
+    for text, style in result_lines(result, files, width):
+        console.print(Text(text, style=style), no_wrap=True, overflow="ignore", crop=False)
+    sys.stdout.flush()
+
+
+def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[Line]:
+    lines = _wrapped(conclusion(result), width, "bold")
+    by_remedy = {one.remedy: one for one in result.tried}
+    kept = [by_remedy[one] for one in result.kept]
+    if kept:
+        lines += [("", ""), (f"kept ({result.losses}):", "")]
+        for one in kept[:MAX_KEPT]:
+            tried_for = f"  {one.remedy.reason}" if one.remedy.reason != "standard" else ""
+            gain = format_gain(one.gain) if one.gain is not None else ""
+            lines += _wrapped(f"  {one.remedy.label:<28} {gain:<20}{tried_for}", width)
+    others = [one for one in result.tried if one not in kept]
+    others.sort(key=lambda one: (one.outcome in ("refused", "not tried"), one.outcome))
+    if others:
+        lines += [("", ""), ("tried and not kept:", "")]
+        for one in others[:MAX_OTHERS]:
+            lines += _wrapped(f"  {describe_tried(one)}", width, "dim")
+        if len(others) > MAX_OTHERS:
+            lines.append((f"  and {len(others) - MAX_OTHERS} others: --json has all", "dim"))
+    if files:
+        lines.append(("", ""))
+    if "toml" in files:
+        lines += _wrapped(
+            f"{files['toml']}: nfold run --with {files['toml']} {result.target}", width
+        )
+    if "patch" in files:
+        lines += _wrapped(f"{files['patch']}: git apply {files['patch']}", width)
+    for kind, text in files.items():
+        if kind not in ("toml", "patch"):
+            lines += _wrapped(f"{kind}: {text}", width)
+    return lines
+
+
+def conclusion(result: TuneResult) -> str:
+    """``train.py on 2 devices: 1.93 × faster (1.88–1.97), verified; training unchanged``."""
+    where = f"{terminal_safe(result.target)} on {pluralize(result.devices, 'device')}"
+    verified = result.verification
+    if not result.kept:
+        why = "stopped before anything was kept" if result.stopped else "nothing helps beyond 1 %"
+        return f"{where}: {why}"
+    if verified.objection is not None:
+        return f"{where}: not verified: {verified.objection}; nothing was written"
+    if not result.is_verified:
+        gain = f" ({format_gain(verified.gain)})" if verified.gain is not None else ""
+        why = "stopped before it" if result.stopped and not verified.pairs else "fresh runs"
+        return f"{where}: not verified by {why}{gain}; nothing was written"
+    assert verified.gain is not None
+    numerics = [one.numerics for one in result.kept]
+    worst = max(numerics, key=["same", "rounding", "training"].index)
+    spread = format_parenthesized_range(verified.gain, ".2f")
+    return (
+        f"{where}: {verified.gain.value:.2f} × faster {spread}, verified in {verified.pairs} "
+        f"pairs of fresh runs; {NUMERICS_TEXT[worst]}"
+    )
+
+
+def _wrapped(text: str, width: int, style: str = "") -> list[Line]:
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return [(line, style) for line in textwrap.wrap(text, width, subsequent_indent=indent)]

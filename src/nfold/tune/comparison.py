@@ -1,0 +1,101 @@
+"""Whether a change makes training faster, from runs of both that alternate.
+
+Every run is a fresh process tree. The logarithm of its time per sample is compared with those of the
+runs of the other side before and after it, so that a drift of the machine cancels. The noise is
+pooled over all comparisons of one machine: two runs of each then suffice for an interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nfold.core.stats import Interval
+
+MIN_NOISE = 0.002  # relative, of one run: less is chance
+T_QUANTILES = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # two-sided 95 %
+NORMAL_QUANTILE = 1.96
+
+
+def t_quantile(degrees_of_freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t."""
+    if degrees_of_freedom < 1:
+        return T_QUANTILES[0]
+    if degrees_of_freedom <= len(T_QUANTILES):
+        return T_QUANTILES[degrees_of_freedom - 1]
+    return NORMAL_QUANTILE + 2.5 / degrees_of_freedom
+
+
+@dataclass
+class NoisePool:
+    """The variance of the logarithm of one run, from runs that were to be equal."""
+
+    squares: float = 0.0
+    degrees_of_freedom: int = 0
+
+    def add(self, deviations: Sequence[float]) -> None:
+        """Add runs of equal settings, as logarithms without their drift."""
+        if len(deviations) > 1:
+            mean = sum(deviations) / len(deviations)
+            self.squares += sum((one - mean) ** 2 for one in deviations)
+            self.degrees_of_freedom += len(deviations) - 1
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of one run."""
+        variance = self.squares / self.degrees_of_freedom if self.degrees_of_freedom else 0.0
+        return max(MIN_NOISE, math.sqrt(variance))
+
+
+@dataclass
+class RunSeries:
+    """Runs in the order in which they were made: (what ran, time per sample)."""
+
+    runs: list[tuple[object, float]] = field(default_factory=list)
+
+    def add(self, what: object, time: float) -> None:
+        self.runs.append((what, math.log(time)))
+
+    def count(self, what: object) -> int:
+        return sum(one == what for one, _ in self.runs)
+
+    def gain(self, old: object, new: object, pool: NoisePool) -> Interval | None:
+        """Return the factor by which ``new`` is faster, with its 95 % interval; None without runs."""
+        differences = self.differences(old, new)
+        if not differences:
+            return None
+        mean = sum(differences) / len(differences)
+        # A run of the old settings may serve several differences: they count as its runs.
+        variance = pool.deviation**2 * (1 / len(differences) + 1 / self.count(old))
+        half = t_quantile(pool.degrees_of_freedom) * math.sqrt(variance)
+        return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+    def differences(self, old: object, new: object) -> list[float]:
+        """Return log(old) - log(new) for each run of ``new``; old is that of the moment."""
+        positions = [place for place, (one, _) in enumerate(self.runs) if one == old]
+        if not positions:
+            return []
+        found = []
+        for place, (one, log_time) in enumerate(self.runs):
+            if one == new:
+                before = [p for p in positions if p < place][-1:]
+                after = [p for p in positions if p > place][:1]
+                near = [self.runs[p][1] for p in (*before, *after)]
+                found.append(sum(near) / len(near) - log_time)
+        return found
+
+    def noise(self) -> NoisePool:
+        """Return the noise of all settings that ran more than once.
+
+        Of runs that follow each other with others between them, half the squared difference counts:
+        a drift over the whole series does not.
+        """
+        pool = NoisePool()
+        last: dict[object, float] = {}
+        for what, log_time in self.runs:
+            if what in last:
+                pool.squares += (log_time - last[what]) ** 2 / 2
+                pool.degrees_of_freedom += 1
+            last[what] = log_time
+        return pool

@@ -1,0 +1,211 @@
+"""Which remedies are tried on a script or workload, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nfold.core.plan import Plan
+from nfold.core.stats import Interval
+from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.result.budget import Budget
+from nfold.interventions.registry import REGISTRY
+
+Numerics = Literal["same", "rounding", "training"]
+PERMISSIONS = ("batch", "precision", "communication", "batch_norm", "checkpointing", "order")
+"""What ``--allow`` accepts: each lets remedies change the training."""
+
+PLAN_NUMERICS: dict[str, Numerics] = {
+    "workers": "same",
+    "input": "same",
+    "step": "rounding",
+    "layout": "rounding",
+    "kernels": "rounding",
+    "precision": "training",
+    "exchange": "training",
+    "strategy": "same",
+}
+PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
+# Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
+REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
+    "input": (
+        "workers",
+        "input",
+        "loader_prefetch_factor",
+        "loader_persistent_workers",
+        "threads",
+    ),
+    "storage": ("workers", "loader_prefetch_factor"),
+    "epoch-boundary": ("loader_persistent_workers",),
+    "first-epoch": ("workers",),
+    "link": (
+        "exchange_each_micro_batch",
+        "ddp_bucket_mb",
+        "gradient_as_bucket_view",
+        "nccl_algorithm",
+    ),
+    "synchronization": (
+        "find_unused_parameters",
+        "broadcast_buffers",
+        "ddp_static_graph",
+        "gradient_as_bucket_view",
+    ),
+    "launch-bound": ("compiled", "step", "fused_optimizer", "captured"),
+    "layout": ("channels_last", "layout"),
+    "threads": ("threads",),
+    "memory": ("expandable_segments",),
+    "copies": ("loader_pin_memory", "non_blocking_copies"),
+    "imbalance": ("threads", "garbage_collection_frozen"),
+    "single-process": ("strategy",),
+}
+STANDARD = (
+    "workers",
+    "compiled",
+    "step",
+    "channels_last",
+    "layout",
+    "cudnn_benchmark",
+    "fused_optimizer",
+    "ddp_static_graph",
+    "gradient_as_bucket_view",
+    "broadcast_buffers",
+    "find_unused_parameters",
+    "loader_pin_memory",
+    "loader_persistent_workers",
+    "anomaly_detection",
+    "garbage_collection_frozen",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One change that a user can keep: a field of the plan or an intervention, and its value.
+
+    ``reason`` says what it is tried for: ``input: 48 of 72 ms of a step``, or ``standard``.
+    ``predicted`` is the factor of the throughput that an explanation expects.
+    """
+
+    name: str
+    value: Any
+    reason: str = ""
+    predicted: Interval | None = None
+
+    @property
+    def is_plan_field(self) -> bool:
+        return self.name not in REGISTRY
+
+    @property
+    def numerics(self) -> Numerics:
+        if self.is_plan_field:
+            return PLAN_NUMERICS[self.name]
+        numerics = REGISTRY[self.name].numerics
+        assert numerics is not None
+        return numerics
+
+    @property
+    def permission(self) -> str:
+        if self.is_plan_field:
+            return PLAN_PERMISSIONS.get(self.name, "")
+        return REGISTRY[self.name].permission
+
+    @property
+    def label(self) -> str:
+        """``channels_last``, ``num_workers=4``."""
+        if self.name == "workers":
+            return f"num_workers={self.value}"
+        if self.is_plan_field:
+            return f"{self.name} {self.value}"
+        return REGISTRY[self.name].label(self.value)
+
+    def apply(self, trial: Trial) -> Trial:
+        """Return the trial with the remedy, in place of another value of the same."""
+        change = {self.name: self.value}
+        return trial.edit(**change) if self.is_plan_field else trial.under(**change)
+
+    def is_applied(self, trial: Trial) -> bool:
+        return self.apply(trial) == trial
+
+
+def choose_remedies(
+    design: ExperimentDesign, budget: Budget | None, cores: int, allowed: Collection[str]
+) -> list[Remedy]:
+    """Return the remedies to try: those of costly causes first, then the standard list.
+
+    Those that change the training need their permission in ``allowed``.
+    """
+    reasons = dict(_reasons(budget)) if budget is not None else {}
+    names = [*reasons, *(name for name in STANDARD if name not in reasons)]
+    names += [
+        name
+        for name, each in REGISTRY.items()
+        if each.kind == "remedy" and each.permission in allowed and each.permission
+    ]
+    found = []
+    for name in dict.fromkeys(names):
+        reason, predicted = reasons.get(name, ("standard", None))
+        for value in values_to_try(name, design, cores):
+            remedy = Remedy(name=name, value=value, reason=reason, predicted=predicted)
+            if remedy.numerics != "training" or remedy.permission in allowed:
+                found.append(remedy)
+    return [remedy for remedy in found if not remedy.is_applied(design.actual())]
+
+
+def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]]:
+    """Yield remedies with what they are tried for, those of the largest cost first."""
+    step_ms = budget.n_devices.step_ms.value
+    findings = [one for one in (*budget.rows, *budget.one_device_rows) if one.significant]
+    findings.sort(key=lambda one: -one.total_ms.value)
+    factors = {change.row: change.factor for change in budget.changes}
+    costs = budget.account.costs if budget.account is not None else ()
+    rows = {cause: row.id for row in costs for cause in row.causes}
+    seen = set()
+    for finding in findings:
+        for name in REMEDIES_OF_CAUSES.get(finding.cause, ()):
+            if name not in seen:
+                seen.add(name)
+                cost = f"{finding.total_ms.value:.3g} of {step_ms:.3g} ms of a step"
+                predicted = factors.get(rows.get(finding.cause, ""))
+                yield name, (f"{finding.cause}: {cost}", predicted)
+
+
+def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any, ...]:
+    """Return the values of a remedy for this script or workload; empty if it cannot help it."""
+    if name in REGISTRY:
+        intervention, profile = REGISTRY[name], design.profile
+        if profile is None or not intervention.is_useful(profile):
+            return ()
+        return intervention.values_to_try(profile, design.plan, cores)
+    if name not in PLAN_NUMERICS:
+        return ()
+    return _plan_values(name, design, design.plan, cores)
+
+
+def _plan_values(name: str, design: ExperimentDesign, plan: Plan, cores: int) -> tuple[Any, ...]:
+    if name == "workers":
+        return _worker_counts(design, plan, cores)
+    if design.profile is not None:
+        return ()  # the script sets it
+    on_gpu = plan.device == "cuda"
+    values: dict[str, tuple[Any, ...]] = {
+        "step": ("captured", "compiled+captured") if on_gpu else ("compiled",),
+        "layout": ("channels_last", "channels_first"),
+        "input": ("resident",),
+        "kernels": ("tuned",) if "compiled" in str(plan.step) and on_gpu else (),
+        "precision": ("bf16",) if on_gpu else (),
+        "exchange": ("bf16",) if (plan.devices or 1) > 1 else (),
+        "strategy": ("nfold",) if plan.strategy in ("dp", "ddp") else (),
+    }
+    return values[name]
+
+
+def _worker_counts(design: ExperimentDesign, plan: Plan, cores: int) -> tuple[int, ...]:
+    if design.profile is not None and design.profile.loader is None:
+        return ()
+    own, share = plan.workers or 0, max(1, cores // (plan.devices or 1))
+    if plan.device == "cpu":  # workers have no cores of their own
+        counts = [1, 2, 2 * own, own // 2, 0]
+    else:
+        counts = [min(share, max(4, 2 * own)), share, own // 2, 2 * own]
+    allowed = [count for count in counts if 0 <= count <= max(2, share) and count != own]
+    return tuple(dict.fromkeys(allowed))[:3]

@@ -1,0 +1,108 @@
+"""What a tuning found, as a value and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
+from nfold.core.stats import Interval
+from nfold.explain.design import Trial
+from nfold.explain.result.budget import Budget
+from nfold.tune.remedies import Remedy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A remedy that was tried.
+
+    ``outcome``: kept, no gain, dropped (no longer needed beside others), failed, changes training,
+    refused, not tried. ``gain`` is the factor of the throughput beside what was kept before.
+    """
+
+    remedy: Remedy
+    outcome: str
+    gain: Interval | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.remedy.name,
+            "value": self.remedy.value,
+            "label": self.remedy.label,
+            "tried_for": self.remedy.reason,
+            "numerics": self.remedy.numerics,
+            "outcome": self.outcome,
+            "gain": serialize(self.gain),
+            "predicted": serialize(self.remedy.predicted),
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """The original against the final settings in runs of their own; times are per step.
+
+    ``objection``: how the final settings train another way than their remedies allow, or None.
+    """
+
+    gain: Interval | None
+    original_ms: float | None
+    final_ms: float | None
+    objection: str | None = None
+    pairs: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Return whether the final settings are faster beyond doubt, and train the same."""
+        low = self.gain.low if self.gain is not None else None
+        return low is not None and low > 1 and self.objection is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """The result of ``nfold tune``. ``budget`` is the explanation of the original."""
+
+    target: str
+    devices: int
+    original: Trial
+    final: Trial
+    kept: tuple[Remedy, ...]
+    tried: tuple[Tried, ...]
+    verification: Verification
+    losses: str
+    budget: Budget
+    stopped: bool = False
+
+    @property
+    def is_verified(self) -> bool:
+        return bool(self.kept) and self.verification.holds
+
+    def rate(self, step_ms: float | None) -> float | None:
+        """Return the samples per second of a step."""
+        return 1e3 * (self.original.plan.batch or 1) / step_ms if step_ms else None
+
+    def to_json(self, files: dict[str, str]) -> dict[str, Any]:
+        """Return the result in the form that ``--json`` prints; ``files`` are paths by kind."""
+        by_name = {one.remedy: one for one in self.tried}
+        verified = self.verification
+        return {
+            "schema": JSON_SCHEMA_VERSION,
+            "target": self.target,
+            "devices": self.devices,
+            "original": {
+                "step_ms": verified.original_ms,
+                "samples_per_s": self.rate(verified.original_ms),
+            },
+            "final": {
+                "step_ms": verified.final_ms,
+                "samples_per_s": self.rate(verified.final_ms),
+            },
+            "gain": serialize(verified.gain),
+            "verified": self.is_verified,
+            "objection": verified.objection,
+            "losses": self.losses,
+            "kept": [by_name[one].to_json() for one in self.kept],
+            "tried": [one.to_json() for one in self.tried],
+            "files": files,
+        }

@@ -1,0 +1,361 @@
+"""The search of ``nfold tune``: explain, try remedies, keep what wins, verify in fresh runs.
+
+Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
+remedy is kept if the lower end of the 95 % interval of its gain is above the threshold: 1 %, or the
+noise between runs of equal settings if that is larger. Kept ones are dropped again if training is as
+fast without them. The final gain comes from runs that took no part in choosing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from nfold.core.errors import RunFailure
+from nfold.core.measurement import Measurement
+from nfold.core.stats import Interval
+from nfold.explain.attribution import build_budget
+from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.experiment import Experiment, TimeBudget
+from nfold.explain.result.budget import Budget
+from nfold.explain.trials import WorkloadRunner, failure_reason
+from nfold.launch.launch_spec import StopRequest
+from nfold.launch.training_checks import TRAINING_KINDS
+from nfold.tune.comparison import NoisePool, RunSeries
+from nfold.tune.losses import Losses, LossReference, first_losses
+from nfold.tune.remedies import Numerics, Remedy, choose_remedies
+from nfold.tune.result import Tried, TuneResult, Verification
+
+SEED = 1
+MIN_GAIN = 1.01
+EXPLAIN_FRACTION, AGAIN_FRACTION = 0.3, 0.15  # of the time budget
+VERIFYING_PAIRS = 3
+MAX_VERIFYING_PAIRS = 6
+MAX_TRIES = 4  # runs of one remedy
+PRECISE = 0.02  # half width of the final interval after which no more pairs are run
+FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
+
+ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
+"""Explains within so many seconds; the runner applies the remedies that are kept."""
+
+
+class TuneEvents:
+    """Callbacks of a search. The base class ignores all events."""
+
+    def explaining(self, kept: Collection[Remedy], remaining_s: float) -> None:
+        """An explanation starts, with ``kept`` applied."""
+
+    def explained(self, budget: Budget) -> None: ...
+
+    def trying(self, what: str, remaining_s: float) -> None:
+        """A run starts."""
+
+    def decided(self, tried: Tried) -> None:
+        """A remedy was kept or not."""
+
+    def verifying(self, remaining_s: float) -> None: ...
+
+
+@dataclass
+class Search:
+    """One tuning while it runs. ``allowed``: permissions of remedies that change the training."""
+
+    runner: WorkloadRunner
+    explain: ExplainStep
+    time_budget: TimeBudget
+    events: TuneEvents
+    stop: StopRequest
+    cores: int
+    allowed: frozenset[str] = frozenset()
+    tried: list[Tried] = field(default_factory=list)
+    kept: list[Remedy] = field(default_factory=list)
+    _series: RunSeries = field(default_factory=RunSeries)
+    _losses: dict[Trial, list[Losses]] = field(default_factory=dict)
+    _failures: dict[Trial, str] = field(default_factory=dict)
+    _runs: int = 0
+    _run_s: float = 0.0
+
+    def run(self) -> TuneResult:
+        """Return what was kept and what was tried. Raises RunFailure if the original does not run.
+
+        After a request to stop, the best settings so far are the result, if they were verified.
+        """
+        design, budget = self._explained(EXPLAIN_FRACTION)
+        original = self._seeded(design)
+        if budget.training_errors:
+            raise RunFailure(f"wrong training: {budget.training_errors[0]}; next: nfold explain")
+        for _ in range(2):
+            self._measure(original)
+        if self._series.count(original) == 0:
+            raise RunFailure(f"the original cannot be run: {self._failures[original]}")
+        self._search(design, budget, original)
+        self._try_pairs(original)
+        self._drop(original)
+        verification = self._verify(original)
+        return TuneResult(
+            target=str(self.runner.workload),
+            devices=design.devices,
+            original=original,
+            final=self._with_kept(original),
+            kept=tuple(self.kept),
+            tried=tuple(self.tried),
+            verification=verification,
+            losses=self._loss_summary(original),
+            budget=budget,
+            stopped=bool(self.stop),
+        )
+
+    def _explained(self, fraction: float) -> tuple[ExperimentDesign, Budget]:
+        self.events.explaining(self.kept, self.time_budget.remaining_s)
+        seconds = fraction * self.time_budget.budget_s
+        design, experiment = self.explain(self.runner, seconds)
+        if design.profile is not None:
+            self.runner = self.runner.with_profile(design.profile)
+        budget = build_budget(str(self.runner.workload), design, experiment.results)
+        self.events.explained(budget)
+        return design, budget
+
+    def _seeded(self, design: ExperimentDesign) -> Trial:
+        trial = design.actual()
+        return trial.under(random_seed=SEED) if design.profile is not None else trial
+
+    def _with_kept(self, trial: Trial) -> Trial:
+        for remedy in self.kept:
+            trial = remedy.apply(trial)
+        return trial
+
+    def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
+        """Try all remedies; after the first round explain again what is left."""
+        remedies = choose_remedies(design, budget, self.cores, self.allowed)
+        self._try_all(remedies, original)
+        again_s = AGAIN_FRACTION * self.time_budget.budget_s
+        if self.kept and not self.stop and self._time_for(1, beside_s=again_s):
+            runner, self.runner = self.runner, self._runner_with_kept()
+            try:
+                later, budget = self._explained(AGAIN_FRACTION)
+            except RunFailure:
+                return
+            finally:
+                self.runner = runner
+            known = {(one.remedy.name, one.remedy.value) for one in self.tried}
+            more = choose_remedies(later, budget, self.cores, self.allowed)
+            self._try_all([one for one in more if (one.name, one.value) not in known], original)
+
+    def _runner_with_kept(self) -> WorkloadRunner:
+        return self.runner.with_remedies(
+            {r.name: r.value for r in self.kept if r.is_plan_field},
+            {r.name: r.value for r in self.kept if not r.is_plan_field},
+        )
+
+    def _try_all(self, remedies: list[Remedy], original: Trial) -> None:
+        """Try each remedy on top of those that are kept, and decide."""
+        for remedy in remedies:
+            best = self._with_kept(original)
+            trial = remedy.apply(best)
+            if trial == best:
+                continue
+            refusal = self.runner.refusal_reason(trial)
+            if refusal is not None:
+                self._note(remedy, "refused", reason=refusal)
+            elif self.stop or not self._time_for(2):
+                self._note(remedy, "not tried", reason="no time was left")
+            else:
+                self._decide(remedy, best, trial, original)
+
+    def _decide(self, remedy: Remedy, best: Trial, trial: Trial, original: Trial) -> None:
+        """Run both sides alternately until the interval of the gain decides."""
+        gain = None
+        for number in range(MAX_TRIES):
+            if number and (self.stop or not self._time_for(2)):
+                break
+            if number:
+                self._measure(best)
+            if not self._measure(trial, remedy.label):
+                self._note(remedy, "failed", reason=self._failures[trial])
+                return
+            objection = self._objection(trial, original, remedy.numerics)
+            if objection is not None:
+                self._note(remedy, "changes training", reason=objection)
+                return
+            if self._series.runs[-1][0] == trial and number == 0:
+                self._measure(best)
+            gain = self._gain(best, trial)
+            if gain is None or gain.low is None or gain.high is None:
+                continue
+            if gain.low > self._threshold or gain.high < self._threshold:
+                break
+        is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
+        if is_kept:
+            self.kept = [one for one in self.kept if one.name != remedy.name] + [remedy]
+        self._note(remedy, "kept" if is_kept else "no gain", gain=gain)
+
+    def _try_pairs(self, original: Trial) -> None:
+        """Try the two largest gains that were not kept together: they may help only both."""
+        left = [
+            one
+            for one in self.tried
+            if one.outcome == "no gain" and one.gain is not None and one.gain.value > 1
+        ]
+        left.sort(key=lambda one: -(one.gain.value if one.gain else 0.0))
+        if len(left) < 2 or left[0].remedy.name == left[1].remedy.name:
+            return
+        first, second = left[0].remedy, left[1].remedy
+        best = self._with_kept(original)
+        trial = second.apply(first.apply(best))
+        if self.stop or not self._time_for(4) or self.runner.refusal_reason(trial) is not None:
+            return
+        for _ in range(2):
+            if not self._measure(trial, f"{first.label} with {second.label}"):
+                return
+            self._measure(best)
+        numerics: Numerics = max(first.numerics, second.numerics, key=_ORDER.index)
+        if self._objection(trial, original, numerics) is not None:
+            return
+        gain = self._gain(best, trial)
+        if gain is not None and gain.low is not None and gain.low > self._threshold:
+            self.kept += [first, second]
+            self.tried = [one for one in self.tried if one not in left[:2]]
+            self._note(first, "kept", gain=gain, reason=f"together with {second.label}")
+            self._note(second, "kept", gain=gain, reason=f"together with {first.label}")
+
+    def _drop(self, original: Trial) -> None:
+        """Drop what is kept but no longer gains anything beside the others."""
+        for remedy in [*self.kept] if len(self.kept) > 1 else ():
+            if self.stop or not self._time_for(2):
+                return
+            final = self._with_kept(original)
+            others = [one for one in self.kept if one is not remedy]
+            without = original
+            for one in others:
+                without = one.apply(without)
+            for _ in range(2):
+                if self._time_for(2) and self._measure(without, f"without {remedy.label}"):
+                    self._measure(final)
+            gain = self._gain(without, final)
+            if gain is not None and gain.value <= 1:
+                self.kept = others
+                self._replace(remedy, "dropped", gain)
+
+    def _verify(self, original: Trial) -> Verification:
+        """Compare the original with the final settings in fresh runs."""
+        final, series = self._with_kept(original), RunSeries()
+        pool = self._series.noise()
+        if not self.kept:
+            return Verification(gain=None, original_ms=self._typical_ms(original), final_ms=None)
+        self.events.verifying(self.time_budget.remaining_s)
+        gain: Interval | None = None
+        for number in range(MAX_VERIFYING_PAIRS):
+            enough = number >= VERIFYING_PAIRS and (gain is not None and _is_precise(gain))
+            if self.stop or enough or (number >= VERIFYING_PAIRS and not self._time_for(0)):
+                break
+            for trial in (original, final) if number % 2 else (final, original):
+                found = self._run_once(trial, "verifying")
+                if found is not None:
+                    series.add(trial, found)
+            own = series.noise()
+            merged = NoisePool(
+                pool.squares + own.squares, pool.degrees_of_freedom + own.degrees_of_freedom
+            )
+            gain = series.gain(original, final, merged)
+        numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
+        return Verification(
+            gain=gain,
+            original_ms=_median_ms(series, original),
+            final_ms=_median_ms(series, final),
+            objection=self._objection(final, original, numerics),
+            pairs=series.count(final),
+        )
+
+    def _measure(self, trial: Trial, label: str = "the best so far") -> bool:
+        """Run ``trial`` once more; return whether it was measured."""
+        found = self._run_once(trial, label)
+        if found is not None:
+            self._series.add(trial, found)
+        return found is not None
+
+    def _run_once(self, trial: Trial, label: str) -> float | None:
+        """Return the milliseconds per sample of a fresh run, None if it failed."""
+        self.events.trying(label, self.time_budget.remaining_s)
+        self._runs += 1
+        before_s = self.time_budget.remaining_s
+        # Compilation and searches are over before the steps that count.
+        limit_s = max(120.0, 2 * self._run_s)
+        measurement = self.runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
+        self._run_s = max(self._run_s, before_s - self.time_budget.remaining_s)
+        reason = _failure(trial, measurement)
+        if reason is not None:
+            self._failures[trial] = reason
+            return None
+        losses = first_losses(measurement)
+        if losses:
+            self._losses.setdefault(trial, []).append(losses)
+        metrics = trial.metrics(measurement)
+        samples = trial.plan.batch or 1
+        return (metrics["step"] + metrics.get("gap", 0.0)) / samples
+
+    def _gain(self, old: Trial, new: Trial) -> Interval | None:
+        return self._series.gain(old, new, self._series.noise())
+
+    @property
+    def _threshold(self) -> float:
+        noise = self._series.noise()
+        if noise.degrees_of_freedom == 0:
+            return MIN_GAIN
+        return max(MIN_GAIN, math.exp(noise.deviation))
+
+    def _objection(self, trial: Trial, original: Trial, numerics: Numerics) -> str | None:
+        reference = LossReference(tuple(self._losses.get(original, ())))
+        numerics = max((numerics, *(one.numerics for one in self.kept)), key=_ORDER.index)
+        losses = self._losses.get(trial)
+        return reference.objection(losses[-1], numerics) if losses else None
+
+    def _loss_summary(self, original: Trial) -> str:
+        if not self._losses.get(original):
+            return "losses were not compared: the script calls no backward on a loss"
+        reference = LossReference(tuple(self._losses[original]))
+        if not reference.is_repeatable:
+            return "losses of two runs of the original differ: only their means were compared"
+        return f"first {len(reference.runs[0])} losses compared"
+
+    def _time_for(self, runs: int, *, beside_s: float = 0.0) -> bool:
+        """Return whether so many runs fit before the time that verification needs."""
+        verifying = 2 * VERIFYING_PAIRS if self.kept or runs else 0
+        needed_s = (runs + verifying) * self._run_s + beside_s
+        return needed_s <= self.time_budget.remaining_s
+
+    def _typical_ms(self, trial: Trial) -> float | None:
+        return _median_ms(self._series, trial)
+
+    def _note(
+        self, remedy: Remedy, outcome: str, *, gain: Interval | None = None, reason: str = ""
+    ) -> None:
+        tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
+        self.tried.append(tried)
+        self.events.decided(tried)
+
+    def _replace(self, remedy: Remedy, outcome: str, gain: Interval) -> None:
+        self.tried = [one for one in self.tried if one.remedy != remedy]
+        self._note(remedy, outcome, gain=gain, reason="as fast without it beside the others")
+
+
+_ORDER: tuple[Numerics, ...] = ("same", "rounding", "training")
+
+
+def _failure(trial: Trial, measurement: Measurement) -> str | None:
+    """Return why a run does not count, or None."""
+    if measurement.status != "ok":
+        return failure_reason(measurement)
+    wrong = next((one.text for one in measurement.warnings if one.kind in TRAINING_KINDS), None)
+    if wrong is not None:
+        return f"wrong training: {wrong}"
+    return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
+
+
+def _is_precise(gain: Interval) -> bool:
+    return gain.low is not None and math.log(gain.value / gain.low) < PRECISE
+
+
+def _median_ms(series: RunSeries, trial: Trial) -> float | None:
+    found = sorted(math.exp(log) for one, log in series.runs if one == trial)
+    return found[len(found) // 2] * (trial.plan.batch or 1) if found else None
