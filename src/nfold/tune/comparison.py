@@ -60,6 +60,11 @@ class RunSeries:
     def count(self, what: object) -> int:
         return sum(one == what for one, _ in self.runs)
 
+    def runs_since(self, what: object) -> int:
+        """Return how many runs there were after the last one of ``what``."""
+        own = [place for place, (one, _) in enumerate(self.runs) if one == what]
+        return len(self.runs) - 1 - own[-1] if own else len(self.runs) + 1
+
     def gain(self, old: object, new: object, pool: NoisePool) -> Interval | None:
         """Return the factor by which ``new`` is faster, with its 95 % interval; None without runs."""
         differences = self.differences(old, new)

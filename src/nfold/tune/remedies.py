@@ -27,6 +27,7 @@ PLAN_NUMERICS: dict[str, Numerics] = {
     "strategy": "same",
 }
 PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
+MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
 REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "input": (
@@ -152,21 +153,24 @@ def choose_remedies(
 
 
 def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]]:
-    """Yield remedies with what they are tried for, those of the largest cost first."""
-    step_ms = budget.n_devices.step_ms.value
-    findings = [one for one in (*budget.rows, *budget.one_device_rows) if one.significant]
-    findings.sort(key=lambda one: -one.total_ms.value)
+    """Yield remedies with what they are tried for, those of the largest cost first.
+
+    Costs that are within the noise count too: a try shows more than they do.
+    """
+    if budget.account is None:
+        return
+    account, seen = budget.account, set()
+    step_ms = account.step_ms.value
     factors = {change.row: change.factor for change in budget.changes}
-    costs = budget.account.costs if budget.account is not None else ()
-    rows = {cause: row.id for row in costs for cause in row.causes}
-    seen = set()
-    for finding in findings:
-        for name in REMEDIES_OF_CAUSES.get(finding.cause, ()):
+    rows = [row for row in (*account.costs, *account.small, *account.one_device) if row.causes]
+    for row in sorted(rows, key=lambda one: -one.ms.value):
+        if row.ms.value < MIN_COST_FRACTION * step_ms:
+            continue
+        for name in dict.fromkeys(n for c in row.causes for n in REMEDIES_OF_CAUSES.get(c, ())):
             if name not in seen:
                 seen.add(name)
-                cost = f"{finding.total_ms.value:.3g} of {step_ms:.3g} ms of a step"
-                predicted = factors.get(rows.get(finding.cause, ""))
-                yield name, (f"{finding.cause}: {cost}", predicted)
+                cost = f"{row.label}: {row.ms.value:.3g} of {step_ms:.3g} ms of a step"
+                yield name, (cost, factors.get(row.id))
 
 
 def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any, ...]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
-from nfold.core.stats import Interval
+from nfold.core.plan import WARMUP_STEPS
+from nfold.core.stats import Interval, median
 from nfold.explain.attribution import build_budget
-from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.design import ExperimentDesign, Trial, prefetched_batches
 from nfold.explain.experiment import Experiment, TimeBudget
 from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
@@ -24,16 +25,20 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.comparison import NoisePool, RunSeries
 from nfold.tune.losses import Losses, LossReference, first_losses
-from nfold.tune.remedies import Numerics, Remedy, choose_remedies
+from nfold.tune.remedies import Numerics, Remedy, choose_remedies, values_to_try
 from nfold.tune.result import Tried, TuneResult, Verification
 
 SEED = 1
+RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
+MIN_STEPS, MAX_STEPS, MAX_WARM_UP = 20, 400, 40
 MIN_GAIN = 1.01
 EXPLAIN_FRACTION, AGAIN_FRACTION = 0.3, 0.15  # of the time budget
-VERIFYING_PAIRS = 3
+MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
+LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 PRECISE = 0.02  # half width of the final interval after which no more pairs are run
+LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
@@ -74,7 +79,7 @@ class Search:
     _losses: dict[Trial, list[Losses]] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
     _runs: int = 0
-    _run_s: float = 0.0
+    _run_seconds: list[float] = field(default_factory=list)
 
     def run(self) -> TuneResult:
         """Return what was kept and what was tried. Raises RunFailure if the original does not run.
@@ -82,7 +87,7 @@ class Search:
         After a request to stop, the best settings so far are the result, if they were verified.
         """
         design, budget = self._explained(EXPLAIN_FRACTION)
-        original = self._seeded(design)
+        original = self._original(design, budget.n_devices.step_ms.value / 1e3)
         if budget.training_errors:
             raise RunFailure(f"wrong training: {budget.training_errors[0]}; next: nfold explain")
         for _ in range(2):
@@ -116,8 +121,12 @@ class Search:
         self.events.explained(budget)
         return design, budget
 
-    def _seeded(self, design: ExperimentDesign) -> Trial:
-        trial = design.actual()
+    def _original(self, design: ExperimentDesign, step_s: float) -> Trial:
+        """Return the trial without remedies, long enough for any number of workers."""
+        workers = max(design.plan.workers or 0, *values_to_try("workers", design, self.cores), 0)
+        warm_up = min(MAX_WARM_UP, WARMUP_STEPS + prefetched_batches(workers))
+        steps = max(MIN_STEPS, min(MAX_STEPS, round(RUN_S / step_s)))
+        trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
 
     def _with_kept(self, trial: Trial) -> Trial:
@@ -158,7 +167,7 @@ class Search:
             refusal = self.runner.refusal_reason(trial)
             if refusal is not None:
                 self._note(remedy, "refused", reason=refusal)
-            elif self.stop or not self._time_for(2):
+            elif self.stop or not self._time_for(1):
                 self._note(remedy, "not tried", reason="no time was left")
             else:
                 self._decide(remedy, best, trial, original)
@@ -167,9 +176,9 @@ class Search:
         """Run both sides alternately until the interval of the gain decides."""
         gain = None
         for number in range(MAX_TRIES):
-            if number and (self.stop or not self._time_for(2)):
+            if self.stop or not self._time_for(2 if number else 1):
                 break
-            if number:
+            if number or self._series.runs_since(best) >= MAX_RUNS_BETWEEN:
                 self._measure(best)
             if not self._measure(trial, remedy.label):
                 self._note(remedy, "failed", reason=self._failures[trial])
@@ -178,12 +187,8 @@ class Search:
             if objection is not None:
                 self._note(remedy, "changes training", reason=objection)
                 return
-            if self._series.runs[-1][0] == trial and number == 0:
-                self._measure(best)
             gain = self._gain(best, trial)
-            if gain is None or gain.low is None or gain.high is None:
-                continue
-            if gain.low > self._threshold or gain.high < self._threshold:
+            if gain is not None and _is_beside(gain, self._threshold):
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
@@ -246,8 +251,9 @@ class Search:
         self.events.verifying(self.time_budget.remaining_s)
         gain: Interval | None = None
         for number in range(MAX_VERIFYING_PAIRS):
-            enough = number >= VERIFYING_PAIRS and (gain is not None and _is_precise(gain))
-            if self.stop or enough or (number >= VERIFYING_PAIRS and not self._time_for(0)):
+            enough = number >= VERIFYING_PAIRS and gain is not None and _is_precise(gain)
+            late = 2 * self._typical_run_s > self.time_budget.remaining_s
+            if self.stop or enough or (number >= LEAST_VERIFYING_PAIRS and late):
                 break
             for trial in (original, final) if number % 2 else (final, original):
                 found = self._run_once(trial, "verifying")
@@ -280,9 +286,9 @@ class Search:
         self._runs += 1
         before_s = self.time_budget.remaining_s
         # Compilation and searches are over before the steps that count.
-        limit_s = max(120.0, 2 * self._run_s)
+        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
         measurement = self.runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
-        self._run_s = max(self._run_s, before_s - self.time_budget.remaining_s)
+        self._run_seconds.append(before_s - self.time_budget.remaining_s)
         reason = _failure(trial, measurement)
         if reason is not None:
             self._failures[trial] = reason
@@ -320,9 +326,12 @@ class Search:
 
     def _time_for(self, runs: int, *, beside_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        verifying = 2 * VERIFYING_PAIRS if self.kept or runs else 0
-        needed_s = (runs + verifying) * self._run_s + beside_s
+        needed_s = (runs + 2 * LEAST_VERIFYING_PAIRS) * self._typical_run_s + beside_s
         return needed_s <= self.time_budget.remaining_s
+
+    @property
+    def _typical_run_s(self) -> float:
+        return median(self._run_seconds) if self._run_seconds else 0.0
 
     def _typical_ms(self, trial: Trial) -> float | None:
         return _median_ms(self._series, trial)
@@ -350,6 +359,13 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     if wrong is not None:
         return f"wrong training: {wrong}"
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
+
+
+def _is_beside(gain: Interval, threshold: float) -> bool:
+    """Return whether the interval lies on one side of the threshold."""
+    assert gain.low is not None
+    assert gain.high is not None
+    return gain.low > threshold or gain.high < threshold
 
 
 def _is_precise(gain: Interval) -> bool:
