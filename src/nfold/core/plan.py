@@ -47,6 +47,7 @@ MINIMUM_VALUES: dict[str, int] = {
     "warmup_steps": 0,
 }
 
+TUNE_TABLE = "tune"  # of nfold.toml, which is no part of the plan
 SAFE_PLAN = "safe"  # in place of a script's plan: no field is chosen by a search
 WARMUP_STEPS = 10
 MIN_TIMED_STEPS = 5  # fewer are not a measurement
@@ -219,11 +220,17 @@ class Plan:
 
     @classmethod
     def from_toml(cls, text: str) -> Plan:
-        """Return the plan in the text of ``nfold.toml``. Raises UsageError for invalid TOML."""
+        """Return the plan in the text of ``nfold.toml``; ignores the tables of ``nfold tune``.
+
+        Raises UsageError for invalid TOML.
+        """
         try:
-            return cls.from_dict(tomllib.loads(text))
+            values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise UsageError(f"the plan is not TOML: {error}") from None
+        if isinstance(values.get(TUNE_TABLE), dict):
+            del values[TUNE_TABLE]
+        return cls.from_dict(values)
 
 
 PLAN_FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Plan))

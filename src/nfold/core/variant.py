@@ -7,6 +7,7 @@ trained under a variant is discarded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from nfold.core.plan import Plan
@@ -119,3 +120,24 @@ class Variant(Interventions, StoredAsDict):
 
 
 NO_INTERVENTIONS = Variant()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRemedies:
+    """The remedies that every rank of ``nfold run`` applies to its script.
+
+    Attributes:
+        variant: remedies that are interventions.
+        workers: number of workers of the DataLoaders that feed the training; None: the script's.
+        refused: reasons of remedies that these devices do not have, by name.
+    """
+
+    variant: Variant = NO_INTERVENTIONS
+    workers: int | None = None
+    refused: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the remedies to apply."""
+        names = [each.name for each, _ in self.variant.interventions()]
+        return (*names, *([] if self.workers is None else ["workers"]))

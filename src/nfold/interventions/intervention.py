@@ -49,6 +49,8 @@ class Intervention(Generic[T]):
         changes_communication: a captured step with another value is captured anew.
         applies_to_operations: it can be applied to a workload without gradients and model.
         refused_in_scripts, refused_in_workloads: reason why PyTorch never applies it there.
+        refused_in_runs: reason why ``nfold run --with`` never applies it to a script.
+        needed_in_run: what a script has that the remedy changes; empty: it is always applied.
         applied_in: source files that apply it, if it is not applied generically.
     """
 
@@ -65,6 +67,8 @@ class Intervention(Generic[T]):
     applies_to_operations: ClassVar[bool] = False
     refused_in_scripts: ClassVar[str] = ""
     refused_in_workloads: ClassVar[str] = ""
+    refused_in_runs: ClassVar[str] = ""
+    needed_in_run: ClassVar[str] = ""
     applied_in: ClassVar[tuple[str, ...]] = ()
     value_type: ClassVar[Any]
 

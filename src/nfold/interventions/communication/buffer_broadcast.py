@@ -16,6 +16,7 @@ class BufferBroadcast(Intervention[bool]):
     labels = {False: "broadcast_buffers=False"}
     kind = "remedy"
     numerics = "rounding"  # weights and statistics of rank 0 stay; others evaluate with their own
+    needed_in_run = "DistributedDataParallel"
     switchable = True
     refused_in_workloads = "batch-norm statistics belong to each device: none are broadcast"
     applied_in = ("instrument/hooks/distributed_hooks.py",)

@@ -15,6 +15,7 @@ class GradientBucketViews(Intervention[bool]):
     labels = {True: "gradient_as_bucket_view=True"}
     kind = "remedy"
     numerics = "same"
+    needed_in_run = "DistributedDataParallel"
     refused_in_workloads = "workloads set gradient_as_bucket_view already"
 
     def refusal(self, value: bool, plan: Plan) -> str | None:

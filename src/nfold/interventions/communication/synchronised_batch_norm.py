@@ -14,6 +14,7 @@ class SynchronisedBatchNorm(Intervention[bool]):
     kind = "remedy"
     numerics = "training"
     permission = "batch_norm"
+    needed_in_run = "SyncBatchNorm"
     switchable = True
     changes_communication = True
     # while a workload runs, and in a script

@@ -16,6 +16,7 @@ class UnusedParameterSearch(Intervention[bool]):
     labels = {False: "find_unused_parameters=False"}
     kind = "remedy"
     numerics = "same"
+    needed_in_run = "DistributedDataParallel"
     refused_in_workloads = "every parameter has a gradient: there is no search"
 
     def refusal(self, value: bool, plan: Plan) -> str | None:

@@ -13,6 +13,7 @@ class ChannelsLast(Intervention[bool]):
     labels = {True: "channels_last"}
     kind = "remedy"
     numerics = "rounding"
+    needed_in_run = "convolution"
     refused_in_workloads = "the plan sets the layout"
     applied_in = ("instrument/hooks/model_hooks.py",)
 

@@ -17,6 +17,7 @@ class CompiledModel(Intervention[Mode]):
     labels = {"default": "torch.compile", "reduce-overhead": "torch.compile, CUDA graphs"}
     kind = "remedy"
     numerics = "rounding"
+    needed_in_run = "model that trains"
     refused_in_workloads = "the plan sets how steps are compiled"
     applied_in = ("instrument/hooks/model_hooks.py",)
 
