@@ -263,6 +263,11 @@ RUN_OPTIONS = {
     ),
     "plan": _list("Plan field for nfold.Run, or safe; repeatable.", LAUNCH, "NAME=VALUE"),
     "watch": _flag("Say at the end where the time of the steps went.", LAUNCH),
+    "settings": Option(
+        *(Path | None, None, "Apply the remedies that nfold tune has kept in a file.", LAUNCH),
+        *(("--with",), False, {"metavar": "PATH"}),
+    ),
+    "force": _flag("With --with: apply them to another script, machine or devices.", LAUNCH),
     "results": SHARED_OPTIONS["results"],
     "hang_timeout": SHARED_OPTIONS["hang_timeout"],
     "start_timeout": _seconds(

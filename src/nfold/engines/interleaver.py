@@ -34,6 +34,13 @@ class ActiveVariant:
         )
 
 
+class ConstantVariant(ActiveVariant):
+    """The variant of a process that measures nothing."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.current, self.interleaved = variant, ()
+
+
 @dataclass(eq=False)
 class Interleaver:
     """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``."""

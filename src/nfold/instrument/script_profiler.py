@@ -48,11 +48,11 @@ from nfold.instrument.hooks.distributed_hooks import (
 from nfold.instrument.hooks.gathered_tensors import GatheredTensors, is_parameter_of
 from nfold.instrument.hooks.model_hooks import (
     HALF_PRECISIONS,
+    ChannelsLastWeights,
     ForwardObserver,
     ModelCompiler,
     RecompilationCheck,
     compiled_graphs,
-    install_channels_last,
 )
 from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
 from nfold.instrument.hooks.runtime_hooks import (
@@ -144,7 +144,7 @@ class ScriptProfiler:
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._wrappers.install(patches, warm_up)
         if self._variant.current.channels_last:
-            install_channels_last(patches)
+            ChannelsLastWeights().install(patches)
         self.collectives.install(patches, warm_up)
         self._anomalies.install(patches, warm_up)
         self.fetch_timer.install(patches, on_worker_start=lambda: self.uninstall(warm_up))

@@ -4,7 +4,7 @@
 
 KIND is ``script``, ``module`` or ``program``; CORES is the number of cores of one CPU device, 0 for
 no affinity. RANK, LOCAL_RANK and WORLD_SIZE are set as by torchrun. Imports only the standard
-library and nfold.core: the script decides what else is imported.
+library and nfold, without torch: the script decides what else is imported.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nfold.core.source_location import error_location
 from nfold.engines import rank_process
 from nfold.engines.base import Phase
 from nfold.engines.rank_process import core_share
+from nfold.instrument.run_remedies import REMEDIES_VARIABLE, RemediedProcess
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
 from nfold.launch.rank_lifecycle import (
     build_failure,
@@ -47,6 +48,11 @@ def main() -> None:
         recorder = StepRecorder(folder.watch_file(rank), rank)
         StepWatch(recorder).install()
         atexit.register(recorder.write)
+    remedies = os.environ.pop(REMEDIES_VARIABLE, None)
+    if remedies:
+        process = RemediedProcess(remedies, folder.path, rank)
+        process.install()
+        atexit.register(process.write_report)
     with stacks_on_signal(folder.stack_file(rank)):
         InferredHeartbeat(folder, rank).install()
         run_target(folder, rank, kind, target, arguments)

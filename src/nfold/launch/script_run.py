@@ -29,6 +29,8 @@ from nfold.core.measurement import FailureCause
 from nfold.core.redaction import abbreviate_home, redact_arguments, redact_text
 from nfold.core.serialization import serialize
 from nfold.core.source_location import display_path
+from nfold.core.variant import RunRemedies
+from nfold.instrument.run_remedies import REMEDIES_VARIABLE
 from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.launch_spec import (
@@ -95,10 +97,11 @@ def launch_script(
     *,
     stop: StopRequest,
     output: BinaryIO,
+    remedies: RunRemedies | None = None,
 ) -> Outcome:
     """Run the script on all ranks to its end, with their output copied to ``output``.
 
-    Raises StoreUnusable if the results folder cannot be written.
+    Every rank applies the ``remedies``. Raises StoreUnusable if the results folder cannot be written.
     """
     folder = HandoffFolder(_new_folder(args))
     facts = {
@@ -119,7 +122,7 @@ def launch_script(
     gpus = tuple(range(ranks.processes)) if ranks.device == "cuda" else ()
     GUARDIAN.start()
     try:
-        started = _launch(folder, args, ranks, rendezvous)
+        started = _launch(folder, args, ranks, rendezvous, remedies)
         with TelemetrySession(folder, gpus, options) as watched:
             ending = Supervisor(folder, started, watched.options).run()
     finally:
@@ -143,10 +146,11 @@ def exit_code(outcome: Outcome) -> int:
 
 def exec_script(args: TorchrunArgs) -> NoReturn:
     """Replace this process by the script, as the rank that the environment names."""
-    if args.watch:
-        raise UsageError(
-            "--watch needs ranks that nfold run starts; next: unset RANK and WORLD_SIZE"
-        )
+    for option, given in (("--watch", args.watch), ("--with", args.settings is not None)):
+        if given:
+            raise UsageError(
+                f"{option} needs ranks that nfold run starts; next: unset RANK and WORLD_SIZE"
+            )
     plan = parse_plan_fields(args.plan)
     if plan:
         os.environ[PLAN_VARIABLE] = json.dumps(plan)
@@ -156,7 +160,11 @@ def exec_script(args: TorchrunArgs) -> NoReturn:
 
 
 def _launch(
-    folder: HandoffFolder, args: TorchrunArgs, ranks: LocalRanks, rendezvous: Rendezvous
+    folder: HandoffFolder,
+    args: TorchrunArgs,
+    ranks: LocalRanks,
+    rendezvous: Rendezvous,
+    remedies: RunRemedies | None,
 ) -> ProcessSpec:
     run = module_command(
         "nfold.launch.script_process", str(folder.path), args.kind, str(ranks.cores_per_rank)
@@ -176,7 +184,8 @@ def _launch(
     )
     return ProcessSpec(
         command=agent_command(folder, group),
-        environment=_environment(folder, ranks, rendezvous, watch=args.watch),
+        environment=_environment(folder, ranks, rendezvous, watch=args.watch)
+        | _remedy_environment(remedies),
         processes=ranks.processes,
         restarts=args.max_restarts > 0 or rendezvous.nodes[1] > rendezvous.nodes[0],
         is_user_script=True,
@@ -197,6 +206,15 @@ def _environment(
     if watch:
         found[WATCH_VARIABLE] = "1"
     return {**found, **rendezvous.environment}
+
+
+def _remedy_environment(remedies: RunRemedies | None) -> dict[str, str]:
+    if remedies is None:
+        return {}
+    found = remedies.variant.environment(os.environ)
+    if remedies.variant.threads is not None:
+        found["OMP_NUM_THREADS"] = str(remedies.variant.threads)
+    return {**found, REMEDIES_VARIABLE: json.dumps(serialize(remedies))}
 
 
 def _outcome(folder: HandoffFolder, ending: TreeExit) -> Outcome:
@@ -281,7 +299,9 @@ def _serialize_args(args: TorchrunArgs) -> dict[str, Any]:
         rdzv_endpoint=args.rdzv_endpoint and redact_text(args.rdzv_endpoint),
         rdzv_conf=args.rdzv_conf and redact_text(args.rdzv_conf),
     )
-    return {**serialize(redacted), "results": abbreviate_home(str(args.results))}
+    paths = {"results": args.results, "settings": args.settings}
+    written = {name: path and abbreviate_home(str(path)) for name, path in paths.items()}
+    return {**serialize(redacted), **written}
 
 
 def _utc_now() -> str:

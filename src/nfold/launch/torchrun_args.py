@@ -27,7 +27,10 @@ RENDEZVOUS_BACKENDS = ("c10d", "static", "etcd", "etcd-v2")
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunArgs:
-    """The options of ``nfold run``; None if not given. Times are in seconds."""
+    """The options of ``nfold run``; None if not given. Times are in seconds.
+
+    ``settings`` is the file of ``--with``.
+    """
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -48,6 +51,8 @@ class TorchrunArgs:
     local_ranks_filter: str | None = None
     plan: tuple[str, ...] = ()
     watch: bool = False
+    settings: Path | None = None
+    force: bool = False
     results: Path = Path("nfold-results")
     hang_timeout: float = 60.0
     start_timeout: float = 300.0
@@ -64,8 +69,9 @@ class TorchrunArgs:
         """``script``, ``module`` or ``program``."""
         if self.module and self.no_python:
             raise UsageError("--module and --no-python: allowed is one of them; next: remove one")
-        if self.watch and self.no_python:
-            raise UsageError("--watch needs a Python script; next: remove --no-python")
+        for option, given in (("--watch", self.watch), ("--with", self.settings is not None)):
+            if given and self.no_python:
+                raise UsageError(f"{option} needs a Python script; next: remove --no-python")
         return "module" if self.module else "program" if self.no_python else "script"
 
 

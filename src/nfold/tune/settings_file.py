@@ -138,9 +138,10 @@ class TunedSettings:
         """Ranks that ``nfold run`` starts."""
         return self.ranks or self.devices
 
-    def run_remedies(self, device: str | None = None, devices: int | None = None) -> RunRemedies:
-        """Return the remedies of a run on these devices; default: those of the settings."""
-        plan = _permissive_plan(device or self.device, devices or self.devices)
+    def run_remedies(self, device: str | None = None, ranks: int | None = None) -> RunRemedies:
+        """Return the remedies of a run on a kind of device; default: as in the settings."""
+        devices = self.devices if ranks in (None, self.processes) else ranks
+        plan = _permissive_plan(device or self.device, devices)
         values: dict[str, Any] = {}
         refused: list[tuple[str, str]] = []
         for remedy in self.remedies:

@@ -49,6 +49,7 @@ class DataParallelHooks:
         self._forwards = 0
         self.gradient_exchanges = 0  # forwards of a DDP whose backward exchanges gradients
         self.accumulation = 1  # batches per step
+        self.has_replaced_batch_norm = False
         self.ddp: list[Any] = []
         self.dp: list[Any] = []
 
@@ -117,6 +118,7 @@ class DataParallelHooks:
 
     def _sync_batch_norm(self, original: Any, module: Any, inputs: Tensor) -> Any:
         real = self._variant.current.synchronised_batch_norm
+        self.has_replaced_batch_norm |= not real
         return (original if real else torch_private.BatchNorm.forward)(module, inputs)
 
     def _construct_ddp(self, original: Any, module: Any, /, *args: Any, **kwargs: Any) -> None:

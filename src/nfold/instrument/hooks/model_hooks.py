@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -193,7 +195,7 @@ class ModelCompiler(ModuleCallHooks):
         super().__init__()
         self._mode = mode
         self._depth = 0
-        self._compiled: list[nn.Module] = []
+        self._compiled: WeakSet[nn.Module] = WeakSet()
 
     def start(self) -> None:
         if self._mode:
@@ -210,13 +212,36 @@ class ModelCompiler(ModuleCallHooks):
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
             return
-        if not any(module is compiled for compiled in self._compiled):
-            self._compiled.append(module)
-            module.forward = torch.compile(module.forward, mode=self._mode)
+        if module not in self._compiled:
+            self._compiled.add(module)
+            module.forward = CompiledForward(module, self._mode)
+
+    @property
+    def has_compiled(self) -> bool:
+        return bool(self._compiled)
 
     def _after_call(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if not torch.compiler.is_compiling() and not _is_wrapper(module):
             self._depth = max(0, self._depth - 1)
+
+
+class CompiledForward:
+    """The compiled ``forward`` of a module, as an attribute of the module.
+
+    A copy of the module, or a module that was saved whole, has its own ``forward``, not compiled: the
+    bound method of the original would compute with the parameters of the original.
+    """
+
+    def __init__(self, module: nn.Module, mode: str) -> None:
+        functools.update_wrapper(self, module.forward)
+        self._module = module
+        self._compiled = torch.compile(module.forward, mode=mode)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._compiled(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, "forward")
 
 
 def _is_wrapper(module: nn.Module) -> bool:
@@ -276,31 +301,36 @@ class RecompilationCheck:
         return (("recompilation", text),)
 
 
-def install_channels_last(patches: Patches) -> None:
-    """Convert the weights of convolutions to channels_last.
+class ChannelsLastWeights:
+    """Converts the weights of convolutions to channels_last.
 
     Converts before a wrapper builds its buckets and an optimizer its state. A convolution computes
     in channels_last if its weights or its images are channels_last, and later operators keep it.
     """
-    for wrapper in (DistributedDataParallel, DataParallel):
-        patches.wrap(wrapper, "__init__", _construct_wrapper)
-    patches.wrap(Optimizer, "add_param_group", _add_param_group)
 
+    def __init__(self) -> None:
+        self.has_converted = False
 
-def _construct_wrapper(original: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
-    module = args[0] if args else kwargs.get("module")
-    if isinstance(module, nn.Module):
-        convert_to_channels_last(module.parameters())
-    original(wrapper, *args, **kwargs)
+    def install(self, patches: Patches) -> None:
+        for wrapper in (DistributedDataParallel, DataParallel):
+            patches.wrap(wrapper, "__init__", self._construct_wrapper)
+        patches.wrap(Optimizer, "add_param_group", self._add_param_group)
 
+    def _construct_wrapper(self, original: Any, wrapper: Any, /, *args: Any, **kwargs: Any) -> None:
+        module = args[0] if args else kwargs.get("module")
+        if isinstance(module, nn.Module):
+            self._convert(module.parameters())
+        original(wrapper, *args, **kwargs)
 
-def _add_param_group(original: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
-    original(optimizer, param_group)
-    convert_to_channels_last(param_group["params"])
+    def _add_param_group(
+        self, original: Any, optimizer: Optimizer, param_group: dict[str, Any]
+    ) -> None:
+        original(optimizer, param_group)
+        self._convert(param_group["params"])
 
-
-def convert_to_channels_last(parameters: Iterable[Tensor]) -> None:
-    """Convert in place: the parameters stay the same objects."""
-    for parameter in parameters:
-        if not is_lazy(parameter) and parameter.dim() == IMAGE_DIMENSIONS:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    def _convert(self, parameters: Iterable[Tensor]) -> None:
+        """Convert in place: the parameters stay the same objects."""
+        for parameter in parameters:
+            if not is_lazy(parameter) and parameter.dim() == IMAGE_DIMENSIONS:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+                self.has_converted = True

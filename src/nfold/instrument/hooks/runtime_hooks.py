@@ -277,6 +277,7 @@ class AnomalyDetectionHook:
         self._original: Any = torch.set_anomaly_enabled
         self._script_setting: tuple[bool, bool] | None = None
         self._enabled_in_step = False
+        self.was_requested = False  # whether the script has ever enabled it
         self._outer_frames = 0
 
     @property
@@ -300,6 +301,7 @@ class AnomalyDetectionHook:
 
         def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
             self._script_setting = (mode, check_nan)
+            self.was_requested |= mode
             self._apply(mode, check_nan)
 
         return set_anomaly_enabled

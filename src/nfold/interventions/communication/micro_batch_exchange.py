@@ -17,6 +17,7 @@ class MicroBatchExchange(Intervention[bool]):
     kind = "remedy"
     numerics = "rounding"
     switchable = True
+    refused_in_runs = "only the script knows which batch ends a step; next: add model.no_sync()"
     applied_in = ("instrument/hooks/distributed_hooks.py",)
 
     def refusal(self, value: bool, plan: Plan) -> str | None:

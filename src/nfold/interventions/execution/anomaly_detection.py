@@ -14,7 +14,7 @@ class AnomalyDetection(Intervention[bool]):
     labels = {False: "no anomaly detection"}
     kind = "remedy"
     numerics = "same"
-    needed_in_run = "anomaly detection"
+    needed_in_run = "anomaly detection in the script"
     switchable = True
     refused_in_workloads = "anomaly detection is off in workloads"
     applied_in = ("instrument/hooks/runtime_hooks.py",)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,6 +133,23 @@ def test_called_module_stays_compiled(graphs: Graphs) -> None:
     for called in (trained, other):
         called(torch.randn(5, 4))
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_compiled_module_computes_with_its_own_parameters(
+    copied: Callable[[nn.Module], nn.Module], graphs: Graphs, compiling: ModelCompiler
+) -> None:
+    trained, samples = nn.Linear(4, 3), torch.randn(5, 4)
+    expected = trained(samples)
+    trained(samples)
+    assert compiling.has_compiled
+    other = copied(trained)
+    with torch.no_grad():
+        trained.weight.zero_()
+        assert torch.equal(other(samples), expected)
+        assert torch.equal(trained(samples), trained.bias.expand(5, 3))
+    assert inspect.signature(trained.forward) == inspect.signature(other.forward)
+    assert graphs
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -1,0 +1,52 @@
+"""Sets the number of workers of the DataLoaders that feed a training, without counting batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from multiprocessing import current_process
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from nfold.core.source_location import user_stack
+from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.input.dataloader_hook import set_num_workers
+
+SEEN_ATTRIBUTE = "_nfold_workers_set"  # of a DataLoader
+
+
+class TrainingLoaderWorkers:
+    """Sets the number of workers before a DataLoader is iterated for the first time.
+
+    Before the first optimizer step these are the DataLoaders that are iterated with gradients
+    enabled; afterwards those that the same calls construct, as for every epoch.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._stacks: set[tuple[tuple[str, int], ...]] = set()
+        self.has_stepped = False
+        self.has_found = False
+
+    def install(self, patches: Patches) -> None:
+        patches.wrap(DataLoader, "__init__", self._construct)
+        patches.wrap(DataLoader, "__iter__", self._iterate)
+
+    def _construct(self, original: Any, loader: Any, /, *args: Any, **kwargs: Any) -> None:
+        original(loader, *args, **kwargs)
+        vars(loader)[SEEN_ATTRIBUTE] = user_stack()
+
+    def _iterate(self, original: Any, loader: Any) -> Iterator[Any]:
+        stack = vars(loader).pop(SEEN_ATTRIBUTE, None)
+        # A worker process cannot start workers.
+        if stack is not None and not current_process().daemon and self._feeds_training(stack):
+            self._stacks.add(stack)
+            self.has_found = True
+            if loader.num_workers != self._workers:
+                set_num_workers(loader, self._workers)
+        iterator: Iterator[Any] = original(loader)
+        return iterator
+
+    def _feeds_training(self, stack: tuple[tuple[str, int], ...]) -> bool:
+        return stack in self._stacks if self.has_stepped else torch.is_grad_enabled()
