@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "explain.result": VALUES,
     "explain": VERBS | {"explain.result"},
     "bench": VERBS,
-    "tune": VERBS,
+    "tune": VERBS | {"explain", "explain.result"},
     "fieldreports": VALUES | {"store", "analysis", "bench"},
     "report": VALUES | {"store", "analysis", "fieldreports", "explain.result"},
     "api": VALUES | {"engines", "launch/handoff.py"},

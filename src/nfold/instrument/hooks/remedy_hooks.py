@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,9 +19,9 @@ from nfold.instrument.hooks.runtime_hooks import (
     ThreadCountHook,
 )
 from nfold.instrument.input.loader_workers import TrainingLoaderWorkers
+from nfold.interventions.intervention import Intervention
 
 COMPILED_STEPS = 10  # models that train later than this are not compiled
-DDP = "DistributedDataParallel"
 
 
 class RemedyHooks:
@@ -36,7 +35,6 @@ class RemedyHooks:
         variant = ConstantVariant(remedies.variant)
         events = EventCounter()
         self._remedies = remedies
-        self._variant = variant
         self._wrappers = DataParallelHooks(variant, self._on_wrap)
         self._has_ddp = False
         self._weights = ChannelsLastWeights()
@@ -52,7 +50,8 @@ class RemedyHooks:
     def install(self, patches: Patches) -> None:
         """Install the hooks that the remedies need; the script has just imported torch."""
         variant, counters = self._remedies.variant, Patches()
-        if self._needs(DDP) or self._needs("SyncBatchNorm"):
+        own_wrapping = variant.broadcast_buffers and variant.synchronised_batch_norm
+        if variant.ddp_arguments() or not own_wrapping:
             self._wrappers.install(patches, counters)
         if variant.channels_last:
             self._weights.install(patches)
@@ -68,25 +67,23 @@ class RemedyHooks:
 
     def applied(self) -> tuple[str, ...]:
         """Return the names of the remedies that have changed something so far."""
-        return tuple(self._applied())
-
-    def _applied(self) -> Iterator[str]:
-        has = {
-            DDP: self._has_ddp,
-            "SyncBatchNorm": self._wrappers.has_replaced_batch_norm,
-            "convolution": self._weights.has_converted,
-            "model that trains": self._compiler.has_compiled,
-            "anomaly detection in the script": self._anomalies.was_requested,
-        }
-        for each, _ in self._remedies.variant.interventions():
-            if has.get(each.needed_in_run, True):
-                yield each.name
-        if self._loaders is not None and self._loaders.has_found:
-            yield "workers"
-
-    def _needs(self, what: str) -> bool:
         changed = self._remedies.variant.interventions()
-        return any(each.needed_in_run == what for each, _ in changed)
+        found = [each.name for each, value in changed if self._is_applied(each, value)]
+        workers = self._loaders is not None and self._loaders.has_found
+        return (*found, *(["workers"] if workers else []))
+
+    def _is_applied(self, intervention: Intervention[Any], value: Any) -> bool:
+        by_hooks = {
+            "broadcast_buffers": self._has_ddp,
+            "synchronised_batch_norm": self._wrappers.has_replaced_batch_norm,
+            "channels_last": self._weights.has_converted,
+            "compiled": self._compiler.has_compiled,
+            "anomaly_detection": self._anomalies.was_requested,
+        }
+        if intervention.ddp_arguments(value):
+            return self._has_ddp
+        # Variables and settings of PyTorch are always applied.
+        return by_hooks.get(intervention.name, True)
 
     def _on_wrap(self) -> None:
         self._has_ddp |= bool(self._wrappers.ddp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 from nfold.core.serialization import serialize
 from nfold.core.variant import RunRemedies, Variant
+from nfold.instrument.hooks.remedy_hooks import RemedyHooks
 from nfold.instrument.run_remedies import describe_unapplied
+from nfold.interventions.intervention import TorchSetting
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.settings_file import keepable_remedies
 
@@ -90,8 +93,12 @@ def test_hooks_are_installed_when_torch_is_imported(tmp_path: Path, *, with_torc
 
 
 @pytest.mark.parametrize("name", [n for n in keepable_remedies() if n in REGISTRY])
-def test_a_report_knows_what_each_remedy_needs(name: str) -> None:
-    """Every ``needed_in_run`` is a key of the hooks: otherwise the remedy would count as applied."""
-    source = Path(sys.modules[describe_unapplied.__module__].__file__ or "").parent
-    hooks = (source / "hooks" / "remedy_hooks.py").read_text()
-    assert REGISTRY[name].needed_in_run in hooks
+def test_a_run_applies_every_remedy_that_can_be_kept(name: str) -> None:
+    """It is a variable, an argument of DDP or a setting, or the hooks of a run know its name."""
+    intervention = REGISTRY[name]
+    value = "default" if name == "compiled" else not intervention.default
+    in_general = intervention.environment(value, {}) or isinstance(intervention, TorchSetting)
+    by_name = f'"{name}"' in inspect.getsource(RemedyHooks)
+    wraps = bool(intervention.ddp_arguments(value))
+    assert bool(in_general) + by_name + wraps == 1
+    assert bool(intervention.needed_in_run) == (by_name or wraps)
