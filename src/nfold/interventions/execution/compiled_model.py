@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import add_after_model
 
 Mode = Literal["", "default", "reduce-overhead"]
 
@@ -31,3 +33,10 @@ class CompiledModel(Intervention[Mode]):
 
     def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[Mode, ...]:
         return ("default", "reduce-overhead") if plan.device == "cuda" else ("default",)
+
+    def source_edits(self, value: str, profile: Any) -> tuple[SourceEdit, ...] | None:
+        if profile.parallel == "dp":  # replicas are not compiled
+            return None
+        mode = "" if value == "default" else f'mode="{value}"'
+        # In place: the names of parameters in checkpoints stay the same.
+        return add_after_model(profile, f"{{target}}.compile({mode})")
