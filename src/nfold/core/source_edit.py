@@ -29,11 +29,13 @@ class WrapExpression:
     """Replace the value that the statement at ``location`` assigns; ``{}`` is the old expression.
 
     After a statement such as ``model.to(device)``, which assigns nothing, a new one assigns
-    ``model``. ``imports`` as in AddStatement.
+    ``model``. With ``functions``, such as ``("to", "cuda")``, the call of such a method there is
+    wrapped in place of the value. ``imports`` as in AddStatement.
     """
 
     location: str
     template: str
+    functions: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
 
 
@@ -41,8 +43,9 @@ class WrapExpression:
 class AddStatement:
     """Add a statement before or after the one at ``location``, with its indentation.
 
-    ``{target}`` in it is the name that the statement there assigns or moves: ``model`` of
-    ``model = Net()`` and of ``model.to(device)``. ``imports`` are statements that it needs at the
+    ``{target}`` in it is the model that the statement there assigns or moves: ``model`` of
+    ``model = Net()`` and of ``model.to(device)``, and ``model.module`` of
+    ``model = DistributedDataParallel(Net().to(device))``. ``imports`` are statements that it needs at the
     top of the file, unless they are there.
     """
 

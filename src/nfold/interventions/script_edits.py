@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nfold.core.source_edit import AddStatement, SetKeywords, SourceEdit
+from nfold.core.source_edit import AddStatement, SetKeywords, SourceEdit, WrapExpression
+
+MOVES = ("to", "cuda")  # methods of a module whose lines the profile has
 
 
 def set_wrapper_arguments(
@@ -32,15 +34,22 @@ def edit_calls(
 
 
 def add_after_model(profile: Any, statement: str) -> tuple[SourceEdit, ...] | None:
-    """Add a statement wherever a model is moved to a device; ``{target}`` in it is the model.
+    """Add a statement wherever a model is moved to a device; ``{target}`` in it is the model."""
+    edits = [
+        AddStatement(location=line, statement=statement, imports=_imports(statement))
+        for line in _own_lines(profile, "model", before_training=True)
+    ]
+    return tuple(edits) or None
 
-    None also if the same line makes a wrapper, which would be the target.
-    """
-    lines = _own_lines(profile, "model", before_training=True)
-    if not set(lines).isdisjoint(_own_lines(profile, "wrapper")):
-        return None
-    imports = _imports(statement)
-    edits = [AddStatement(location=line, statement=statement, imports=imports) for line in lines]
+
+def wrap_moved_model(profile: Any, template: str) -> tuple[SourceEdit, ...] | None:
+    """Wrap every expression that moves a model to a device; ``{}`` is the expression."""
+    edits = [
+        WrapExpression(
+            location=line, template=template, functions=MOVES, imports=_imports(template)
+        )
+        for line in _own_lines(profile, "model", before_training=True)
+    ]
     return tuple(edits) or None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nfold.core.source_edit import AddStatement, SetKeywords, WrapExpression
 from nfold.tune.keyword_arguments import CommandValue, set_keywords
 from nfold.tune.name_bindings import (
+    aliases,
     assigned_value,
     bindings,
     enclosing_function,
@@ -18,6 +19,7 @@ from nfold.tune.python_source import (
     RefusedEdit,
     SourceRewrite,
     dotted_name,
+    last_name,
     parse_expression,
 )
 
@@ -45,7 +47,7 @@ def edit_source(
     statement = _find_statement(source, position)
     if isinstance(edit, WrapExpression):
         return _wrap(source, statement, edit, position)
-    return _add_statement(source, statement, edit)
+    return _add_statement(source, statement, edit, position)
 
 
 def _find_statement(source: PythonSource, position: Position) -> ast.stmt:
@@ -85,11 +87,16 @@ def _wrap(
 ) -> SourceRewrite:
     if edit.template.count("{}") != 1:
         raise RefusedEdit(f"the template {edit.template!r} does not have {{}} once")
-    if _moves_in_place(statement):
+    if not edit.functions and _moves_in_place(statement):
         name = f"{TARGET} = {edit.template.replace('{}', TARGET)}"
         added = AddStatement(location=edit.location, statement=name, imports=edit.imports)
-        return _add_statement(source, statement, added)
-    value = _assigned(statement, position)
+        return _add_statement(source, statement, added, position)
+    if edit.functions:
+        value: ast.expr | None = _outermost_call(source, statement, position, edit.functions)
+        if value is None:
+            raise RefusedEdit(f"it has no call of {' or '.join(edit.functions)}")
+    else:
+        value = _assigned(statement, position)
     start, end = source.start(value), source.end(value)
     prefix, _, suffix = edit.template.partition("{}")
     for opening, closing in (("", ""), ("(", ")")):
@@ -97,7 +104,7 @@ def _wrap(
         _add_imports(source, rewrite, statement, edit.imports)
         rewrite.insert(start, f"{prefix}{opening}".encode())
         rewrite.insert(end, f"{closing}{suffix}".encode())
-        _replace_value(rewrite, source, value, edit.template)
+        rewrite.replace_node(value, _filled(edit.template, rewrite.copy_of(value)))
         try:
             rewrite.finish()
         except RefusedEdit:
@@ -112,11 +119,9 @@ def _assigned(statement: ast.stmt, position: Position) -> ast.expr:
     """Return the value that a statement assigns."""
     if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
         return statement.value
-    header = [each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt)]
     inner = [
         node
-        for part in header
-        for node in ast.walk(part)
+        for node in _header_nodes(statement)
         if isinstance(node, ast.NamedExpr)
         and node.lineno <= position.line <= (node.end_lineno or node.lineno)
     ]
@@ -125,21 +130,16 @@ def _assigned(statement: ast.stmt, position: Position) -> ast.expr:
     return inner[0].value
 
 
-def _replace_value(
-    rewrite: SourceRewrite, source: PythonSource, value: ast.expr, template: str
-) -> None:
-    """Replace a value in the changed tree by the template around it."""
+def _filled(template: str, value: ast.expr) -> ast.expr:
+    """Return the expression of a template around a value."""
     hole = "__wrapped_value__"
-    wrapped = parse_expression(template.replace("{}", hole))
-    owner = source.parent(value)
-    assert isinstance(owner, ast.Assign | ast.AnnAssign | ast.NamedExpr)
-    inner = rewrite.copy_of(value)
 
     class Filler(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            return inner if node.id == hole else node
+            return value if node.id == hole else node
 
-    rewrite.copy_of(owner).value = Filler().visit(wrapped)
+    filled: ast.expr = Filler().visit(parse_expression(template.replace("{}", hole)))
+    return filled
 
 
 def _moves_in_place(statement: ast.stmt) -> bool:
@@ -150,24 +150,107 @@ def _moves_in_place(statement: ast.stmt) -> bool:
     return False
 
 
-def _target(statement: ast.stmt) -> str:
-    """Return the name of what a statement assigns or moves."""
-    match statement:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=owner))) if _moves_in_place(
-            statement
-        ):
-            return dotted_name(owner)
-        case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
-            name = dotted_name(target)
-            if name:
-                return name
-    raise RefusedEdit("it gives its value no name")
+def _outermost_call(
+    source: PythonSource, statement: ast.stmt, position: Position, functions: Sequence[str]
+) -> ast.Call | None:
+    """Return the last call of a chain ``model.to(device).to(dtype)`` at a position.
+
+    Raises:
+        RefusedEdit: if there are several chains.
+    """
+    found = [
+        node
+        for node in _header_nodes(statement)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in functions
+        and node.lineno <= position.line <= (node.end_lineno or node.lineno)
+        and not any(isinstance(each, ast.JoinedStr) for each in source.ancestors(node))
+    ]
+    # a traceback has the line of the called name
+    found = [each for each in found if each.func.end_lineno == position.line] or found
+    if position.offset is not None:
+        offset = position.offset
+        found = [each for each in found if source.start(each) <= offset < source.end(each)]
+    inner = {id(part) for each in found for part in _chain(each)[1:]}
+    found = [each for each in found if id(each) not in inner]
+    if len(found) > 1:
+        texts = " and ".join(source.code(each) for each in found)
+        raise RefusedEdit(f"it has {len(found)} such calls, {texts}: give the column too")
+    return found[0] if found else None
 
 
-def _add_statement(source: PythonSource, statement: ast.stmt, edit: AddStatement) -> SourceRewrite:
+def _chain(node: ast.expr) -> list[ast.expr]:
+    """Return a call of a method, and what it is called on, down to the first expression."""
+    chain = [node]
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+        chain.append(node)
+    return chain
+
+
+def _header_nodes(statement: ast.stmt) -> list[ast.AST]:
+    """Return the nodes of a statement without those of its blocks."""
+    header = [each for each in ast.iter_child_nodes(statement) if not isinstance(each, ast.stmt)]
+    return [node for part in header for node in ast.walk(part)]
+
+
+def _target(source: PythonSource, statement: ast.stmt, position: Position) -> str:
+    """Return the name of the model that a statement moves to a device, or of what it assigns."""
+    moved = _outermost_call(source, statement, position, MODULE_METHODS)
+    node: ast.AST | None = moved
+    if moved is not None:
+        parts = _chain(moved)
+        methods = [part.func for part in parts if isinstance(part, ast.Call)]
+        if dotted_name(parts[-1]) and all(last_name(each) in MODULE_METHODS for each in methods):
+            return dotted_name(parts[-1])
+    elif isinstance(statement, ast.Assign | ast.AnnAssign):
+        node = statement.value
+    name = _assigned_name(source, node) if node is not None else ""
+    if not name:
+        raise RefusedEdit("it gives its value no name")
+    return name
+
+
+def _assigned_name(source: PythonSource, node: ast.AST) -> str:
+    """Return the name that a statement gives to a part of its value, "" if there is none.
+
+    The part may be an argument of calls, such as of DistributedDataParallel, whose ``module`` it is.
+    """
+    wrappers = aliases(source, "DistributedDataParallel") | aliases(source, "DataParallel")
+    suffix = ""
+    while True:
+        parent = source.parent(node)
+        match parent:
+            case ast.Attribute(attr=method) if method in MODULE_METHODS:
+                pass
+            case ast.keyword(arg="module") | ast.IfExp():
+                pass
+            case ast.Call(func=function):
+                is_first = node in (function, *parent.args[:1], *parent.keywords)
+                if not is_first:
+                    return ""
+                suffix += ".module" * (last_name(function) in wrappers)
+            case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+                return (name := dotted_name(target)) and name + suffix
+            case ast.Tuple(elts=parts):
+                owner = source.parent(parent)
+                match owner:
+                    case ast.Assign(targets=[ast.Tuple(elts=names)]) if len(names) == len(parts):
+                        index = next(at for at, part in enumerate(parts) if part is node)
+                        return (name := dotted_name(names[index])) and name + suffix
+                return ""
+            case _:
+                return ""
+        node = parent
+
+
+def _add_statement(
+    source: PythonSource, statement: ast.stmt, edit: AddStatement, position: Position
+) -> SourceRewrite:
     code = edit.statement
     if TARGET in code:
-        code = code.replace(TARGET, _target(statement))
+        code = code.replace(TARGET, _target(source, statement, position))
     added = ast.parse(code).body
     rewrite = SourceRewrite(source)
     _add_imports(source, rewrite, statement, edit.imports)

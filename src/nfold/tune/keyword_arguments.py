@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nfold.tune.command_flags import CommandChange, find_command_change
 from nfold.tune.name_bindings import (
+    aliases,
     assigned_value,
     bindings,
     lookup,
@@ -84,7 +85,7 @@ def set_keywords(
             from_command.append(found)
             continue
         rewrite.replace(source.start(present), source.end(present), value.encode())
-        _replace_node(source, rewrite, present, parse_expression(value))
+        rewrite.replace_node(present, parse_expression(value))
     if from_command:
         return tuple(from_command)
     for owner in dict.fromkeys(each[0] for each in added):
@@ -102,7 +103,7 @@ def _find_call(source: PythonSource, position: Position, function: str) -> ast.C
         if isinstance(node, ast.Call)
         and node.lineno <= position.line <= (node.end_lineno or node.lineno)
     ]
-    names = _aliases(source, function)
+    names = aliases(source, function)
     found = [
         call
         for call in calls
@@ -135,17 +136,6 @@ def _find_call(source: PythonSource, position: Position, function: str) -> ast.C
 
 def _is_definition(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-
-
-def _aliases(source: PythonSource, function: str) -> set[str]:
-    """Return the names by which a file calls a function."""
-    names = {function}
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.ImportFrom):
-            names |= {each.asname for each in node.names if each.name == function and each.asname}
-        if isinstance(node, ast.Assign) and last_name(node.value) in names:
-            names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
-    return names
 
 
 def _indirect_call(
@@ -308,21 +298,6 @@ def _command_value(
         kind = "parameter in " if any(isinstance(each, ast.arg) for each in found) else ""
         where = f" ({kind}line {lines})" if found else ""
     raise RefusedEdit(f"{name} is set by {code}{where}, which is no literal")
-
-
-def _replace_node(
-    source: PythonSource, rewrite: SourceRewrite, old: ast.expr, new: ast.expr
-) -> None:
-    parent = source.parent(old)
-    assert parent is not None
-    changed = rewrite.copy_of(parent)
-    for field, content in ast.iter_fields(parent):
-        if content is old:
-            setattr(changed, field, new)
-        elif isinstance(content, list):
-            for index, each in enumerate(content):
-                if each is old:
-                    getattr(changed, field)[index] = new
 
 
 def _add_items(

@@ -89,5 +89,19 @@ def enclosing_function(source: PythonSource, node: ast.AST) -> Function | None:
 
 def calls_of(source: PythonSource, function: Function) -> list[ast.Call]:
     """Return the calls of a function or method of the file, by its last name."""
+    owner = source.parent(function)
+    is_init = isinstance(owner, ast.ClassDef) and function.name == "__init__"
+    name = owner.name if is_init and isinstance(owner, ast.ClassDef) else function.name
     calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if last_name(call.func) == function.name]
+    return [call for call in calls if last_name(call.func) == name]
+
+
+def aliases(source: PythonSource, function: str) -> set[str]:
+    """Return the names by which a file calls a function."""
+    names = {function}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            names |= {each.asname for each in node.names if each.name == function and each.asname}
+        if isinstance(node, ast.Assign) and last_name(node.value) in names:
+            names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return names

@@ -272,6 +272,17 @@ class SourceRewrite:
     def replace(self, start: int, end: int, text: bytes) -> None:
         self.splices.append(Splice(start, end, text))
 
+    def replace_node(self, old: ast.expr, new: ast.expr) -> None:
+        """Replace, in the changed tree, the copy of a node of the source."""
+        parent = self.source.parent(old)
+        assert parent is not None
+        changed, copied = self.copy_of(parent), self.copy_of(old)
+        for field, content in ast.iter_fields(changed):
+            if content is copied:
+                setattr(changed, field, new)
+            elif isinstance(content, list):
+                content[:] = [new if each is copied else each for each in content]
+
     def finish(self) -> PythonSource:
         """Return the edited source.
 

@@ -490,6 +490,50 @@ STYLES = [
         "(device)\nmodel = torch.compile(model)\n",
     ),
     Style(
+        "call in a wrapper, wrapped",
+        "import torch\nmodel = DDP(module=Net().to(\n    device).half())\n",
+        [WrapExpression(location="train.py:2", template="f({})", functions=("to", "cuda"))],
+        "Net().to(\n    device)",
+        "f(Net().to(\n    device))",
+    ),
+    Style(
+        "chain of calls, wrapped where it is returned",
+        "def build():\n    return (Net()\n            .cuda()\n            .to(dtype))\n",
+        [
+            WrapExpression(
+                location="train.py:4",
+                template="{}.to(memory_format=torch.channels_last)",
+                functions=("to", "cuda"),
+                imports=TORCH,
+            )
+        ],
+        "def build():\n    return (Net()\n            .cuda()\n            .to(dtype))\n",
+        "import torch\ndef build():\n    return (Net()\n            .cuda()\n"
+        "            .to(dtype).to(memory_format=torch.channels_last))\n",
+    ),
+    Style(
+        "model in a wrapper",
+        "from torch.nn.parallel import DistributedDataParallel as Wrapper\n"
+        "model = Wrapper(\n    plant(Net().to(device), 1), device_ids=[0]\n).train()\n",
+        [after(3, "{target}.compile()")],
+        ").train()\n",
+        ").train()\nmodel.module.compile()\n",
+    ),
+    Style(
+        "model with a name in a wrapper",
+        "model = DDP(net.eval().to(device))\n",
+        [after(1, "{target}.compile()")],
+        "(device))\n",
+        "(device))\nnet.compile()\n",
+    ),
+    Style(
+        "model in a tuple",
+        "envs, self.net = Envs(), Net().to(device) if x else None\n",
+        [after(1, "{target}.compile()")],
+        "None\n",
+        "None\nself.net.compile()\n",
+    ),
+    Style(
         "statement after a block with comments",
         "def main():\n\tfor x in y:\n\t\trun(x)\n\n\t\t# end of loop\n\n\t# end\n\tstop()\n",
         [after(2, "check()")],
@@ -731,6 +775,30 @@ REFUSED = [
     ),
     Refused("no name", "train(Net())\n", after(1, "{target}.compile()"), "no name"),
     Refused(
+        "no name of the model",
+        "optimizer = SGD(Net().to(device).parameters())\n",
+        after(1, "{target}.compile()"),
+        "no name",
+    ),
+    Refused(
+        "second argument",
+        "x = train(data, Net().to(device))\n",
+        after(1, "{target}.compile()"),
+        "no name",
+    ),
+    Refused(
+        "two models",
+        "models = [Net().to(a), Net().to(b)]\n",
+        WrapExpression(location="train.py:1", template="f({})", functions=("to", "cuda")),
+        "2 such calls, Net().to(a) and Net().to(b)",
+    ),
+    Refused(
+        "not moved",
+        "model = Net()\n",
+        WrapExpression(location="train.py:1", template="f({})", functions=("to", "cuda")),
+        "no call of to or cuda",
+    ),
+    Refused(
         "name of something else",
         "torch = 1\nrun()\n",
         after(2, "torch.manual_seed(0)", TORCH),
@@ -816,6 +884,14 @@ args = parser.parse_args()
             "def read():\n    parser.add_argument('--jobs')\n    return parser.parse_args()\n"
             "class Training:\n    def __init__(self):\n        self.args = read()\n"
             "    def loader(self):\n        return DataLoader(d, num_workers=self.args.jobs)\n",
+            {},
+            ["--jobs", "8"],
+            [],
+        ),
+        (
+            "class Trainer:\n    def __init__(self, model, args):\n"
+            "        self.loader = DataLoader(d, num_workers=args.jobs)\n"
+            "p.add_argument('--jobs')\nTrainer(Net(), p.parse_args())\n",
             {},
             ["--jobs", "8"],
             [],

@@ -7,7 +7,7 @@ from typing import Any
 from nfold.core.plan import Plan
 from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
-from nfold.interventions.script_edits import add_after_model
+from nfold.interventions.script_edits import wrap_moved_model
 
 
 class ChannelsLast(Intervention[bool]):
@@ -26,4 +26,4 @@ class ChannelsLast(Intervention[bool]):
         return None
 
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
-        return add_after_model(profile, "{target}.to(memory_format=torch.channels_last)")
+        return wrap_moved_model(profile, "{}.to(memory_format=torch.channels_last)")

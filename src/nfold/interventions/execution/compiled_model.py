@@ -38,5 +38,6 @@ class CompiledModel(Intervention[Mode]):
         if profile.parallel == "dp":  # replicas are not compiled
             return None
         mode = "" if value == "default" else f'mode="{value}"'
-        # In place: the names of parameters in checkpoints stay the same.
+        # In place, so that checkpoints keep the names of parameters. A bare nn.Sequential stays
+        # as it is: PyTorch compiles no frames of its own modules.
         return add_after_model(profile, f"{{target}}.compile({mode})")
