@@ -39,14 +39,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "analysis": VALUES | {"store"},
     "explain.result": VALUES,
     "explain": VERBS | {"explain.result"},
-    "tune": VALUES,
+    "tune": VERBS | {"explain", "explain.result"},
     "bench": VERBS,
     "fieldreports": VALUES | {"store", "analysis", "bench"},
     "report": VALUES | {"store", "analysis", "fieldreports", "explain.result"},
     "api": VALUES | {"engines", "launch/handoff.py"},
     "cli": MEASURING
     | VERBS
-    | {"report", "fieldreports", "bench", "explain", "explain.result", "api"},
+    | {"report", "fieldreports", "bench", "explain", "explain.result", "tune", "api"},
 }
 """Which layers each layer may import besides itself.
 
