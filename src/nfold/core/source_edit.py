@@ -16,12 +16,14 @@ class SetKeywords:
 
     ``location`` is a line of the call, ``train.py:31``; ``function`` the last name of what is called
     there, ``DataLoader``; ``keywords`` are names and expressions. An argument that the call passes
-    by position is replaced there.
+    by position is replaced there. With ``every_call``, the line may have several calls, which are
+    all edited: ``x, y = x.to(device), y.to(device)``.
     """
 
     location: str
     function: str
     keywords: tuple[tuple[str, str], ...]
+    every_call: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def edit_source(
         RefusedEdit: if the edit is not possible.
     """
     if isinstance(edit, SetKeywords):
-        return set_keywords(source, position, edit.function, edit.keywords)
+        return set_keywords(source, position, edit)
     statement = _find_statement(source, position)
     if isinstance(edit, WrapExpression):
         return _wrap(source, statement, edit, position)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nfold.core.source_edit import SetKeywords
 from nfold.tune.command_flags import CommandChange, find_command_change
 from nfold.tune.name_bindings import (
     aliases,
@@ -35,6 +36,8 @@ POSITIONAL: dict[str, tuple[str, ...]] = {
         *("process_group", "bucket_cap_mb", "find_unused_parameters", "check_reduction"),
         *("gradient_as_bucket_view", "static_graph"),
     ),
+    "zero_grad": ("set_to_none",),
+    "cuda": ("device", "non_blocking"),
     "set_detect_anomaly": ("mode", "check_nan"),
     "set_num_threads": ("count",),  # has no name in PyTorch, and is always there
 }
@@ -56,9 +59,9 @@ class CommandValue:
 
 
 def set_keywords(
-    source: PythonSource, position: Position, function: str, keywords: Sequence[tuple[str, str]]
+    source: PythonSource, position: Position, edit: SetKeywords
 ) -> SourceRewrite | tuple[CommandValue, ...]:
-    """Set keywords of the call of ``function`` at a position.
+    """Set keywords of the calls of a function at a position.
 
     Returns:
         The edit; if the command line sets some of the keywords, these, and no edit.
@@ -66,11 +69,25 @@ def set_keywords(
     Raises:
         RefusedEdit: if the call is not found, or a keyword cannot be set.
     """
-    call = _find_call(source, position, function)
     rewrite = SourceRewrite(source)
+    from_command: list[CommandValue] = []
+    for call in _find_calls(source, position, edit.function, every=edit.every_call):
+        from_command += _set_in_call(source, rewrite, call, edit)
+    if from_command:
+        return tuple(dict.fromkeys(from_command))
+    if not rewrite.splices:
+        settings = " and ".join(f"{name}={value}" for name, value in edit.keywords)
+        raise RefusedEdit(f"it passes {settings} already")
+    return rewrite
+
+
+def _set_in_call(
+    source: PythonSource, rewrite: SourceRewrite, call: ast.Call, edit: SetKeywords
+) -> list[CommandValue]:
+    """Set keywords of one call; return those that the command line sets."""
     added, from_command = [], []
-    for name, value in keywords:
-        place = _find_value(source, call, function, name, value)
+    for name, value in edit.keywords:
+        place = _find_value(source, call, edit.function, name, value)
         if isinstance(place, CommandValue):
             from_command.append(place)
             continue
@@ -86,17 +103,16 @@ def set_keywords(
             continue
         rewrite.replace(source.start(present), source.end(present), value.encode())
         rewrite.replace_node(present, parse_expression(value))
-    if from_command:
-        return tuple(from_command)
-    for owner in dict.fromkeys(each[0] for each in added):
-        _add_items(source, rewrite, owner, [each[1:] for each in added if each[0] is owner])
-    if not rewrite.splices:
-        settings = " and ".join(f"{name}={value}" for name, value in keywords)
-        raise RefusedEdit(f"it passes {settings} already")
-    return rewrite
+    if not from_command:
+        for owner in dict.fromkeys(each[0] for each in added):
+            _add_items(source, rewrite, owner, [each[1:] for each in added if each[0] is owner])
+    return from_command
 
 
-def _find_call(source: PythonSource, position: Position, function: str) -> ast.Call:
+def _find_calls(
+    source: PythonSource, position: Position, function: str, *, every: bool
+) -> list[ast.Call]:
+    """Return the calls of a function at a position: one, or ``every`` one."""
     calls = [
         node
         for node in ast.walk(source.tree)
@@ -120,9 +136,15 @@ def _find_call(source: PythonSource, position: Position, function: str) -> ast.C
             raise RefusedEdit(f"no call of {function} is at this column")
     if len(found) > 1:  # a traceback has the line of the called name
         found = [each for each in found if each.func.end_lineno == position.line] or found
-    if len(found) > 1:
+    if len(found) > 1 and not every:
         raise RefusedEdit(f"it has {len(found)} calls of {function}: give the column too")
-    (call,) = found
+    for call in found:
+        _refuse_call(source, call, function)
+    return found
+
+
+def _refuse_call(source: PythonSource, call: ast.Call, function: str) -> None:
+    """Raise RefusedEdit if a call cannot be edited, or calls something else of the same name."""
     if any(isinstance(each, ast.JoinedStr) for each in source.ancestors(call)):
         raise RefusedEdit(f"the call of {function} is in an f-string")
     if isinstance(call.func, ast.Name):
@@ -131,7 +153,6 @@ def _find_call(source: PythonSource, position: Position, function: str) -> ast.C
             raise RefusedEdit(
                 f"{call.func.id} is defined in line {source.origin_line(own[0])} of this file"
             )
-    return call
 
 
 def _is_definition(node: ast.AST) -> bool:

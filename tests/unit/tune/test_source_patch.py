@@ -7,7 +7,7 @@ import inspect
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -424,6 +424,20 @@ STYLES = [
         "DataLoader(y, num_workers=8)",
     ),
     Style(
+        "several calls in a line, all of them",
+        "x, y = f(x.to(device, non_blocking=False).to(d)), (y\n                    .to(d))\n",
+        [
+            SetKeywords(
+                location="train.py:1",
+                function="to",
+                keywords=(("non_blocking", "True"),),
+                every_call=True,
+            )
+        ],
+        "=False).to(d))",
+        "=True).to(d, non_blocking=True))",
+    ),
+    Style(
         "keyword only in one of several edits of a call",
         "model = DistributedDataParallel(net,\n    find_unused_parameters=True)\nrun()\n",
         [
@@ -546,6 +560,13 @@ STYLES = [
         [before(3, "a()"), before(2, "b()"), after(2, "c()"), after(3, "d()")],
         "run(\n    1)\n",
         "a()\nb()\nrun(\n    1)\nc()\nd()\n",
+    ),
+    Style(
+        "statements in one line, with their import",
+        "import os\nmodel = Net()\n",
+        [before(2, "gc.collect(); gc.freeze()", ("import gc",))],
+        "os\n",
+        "os\nimport gc\ngc.collect(); gc.freeze()\n",
     ),
     Style(
         "statement between semicolons",
@@ -1133,10 +1154,14 @@ def test_a_patch_applies_in_a_folder_of_a_repository(tmp_path: Path) -> None:
         ("DataLoader", DataLoader),
         ("DistributedDataParallel", DistributedDataParallel),
         ("set_detect_anomaly", torch.autograd.set_detect_anomaly),
+        ("zero_grad", torch.optim.Optimizer.zero_grad),
     ],
 )
-def test_positional_parameters_are_those_of_pytorch(function: str, called: type) -> None:
+def test_positional_parameters_are_those_of_pytorch(
+    function: str, called: Callable[..., object]
+) -> None:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(called.__init__).parameters.values()  # type: ignore[misc]
+    method = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+    parameters = inspect.signature(method).parameters.values()
     names = [each.name for each in parameters if each.kind in kinds][1:]
     assert POSITIONAL[function] == tuple(names[: len(POSITIONAL[function])])
