@@ -215,7 +215,7 @@ def _target(source: PythonSource, statement: ast.stmt, position: Position) -> st
 def _assigned_name(source: PythonSource, node: ast.AST) -> str:
     """Return the name that a statement gives to a part of its value, "" if there is none.
 
-    The part may be an argument of calls, such as of DistributedDataParallel, whose ``module`` it is.
+    The part may be an argument of a call, as of DistributedDataParallel, whose ``module`` it is.
     """
     wrappers = aliases(source, "DistributedDataParallel") | aliases(source, "DataParallel")
     suffix = ""
