@@ -1,6 +1,7 @@
 """Changes of a user's source that keep a remedy: values that say what to change and where.
 
-``nfold.tune.patch`` makes them a unified diff. Expressions and statements are Python source.
+``nfold.tune.source_patch`` makes them a unified diff. Expressions and statements are Python source.
+A location is a line, ``train.py:31``, or a line and a column from 1, ``train.py:31:12``.
 """
 
 from __future__ import annotations
@@ -14,27 +15,40 @@ class SetKeywords:
     """Set keyword arguments of a call.
 
     ``location`` is a line of the call, ``train.py:31``; ``function`` the last name of what is called
-    there, ``DataLoader``; ``keywords`` are names and expressions.
+    there, ``DataLoader``; ``keywords`` are names and expressions. An argument that the call passes
+    by position is replaced there. With ``every_call``, the line may have several calls, which are
+    all edited: ``x, y = x.to(device), y.to(device)``.
     """
 
     location: str
     function: str
     keywords: tuple[tuple[str, str], ...]
+    every_call: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrapExpression:
-    """Replace the value that the statement at ``location`` assigns; ``{}`` is the old expression."""
+    """Replace the value that the statement at ``location`` assigns; ``{}`` is the old expression.
+
+    After a statement such as ``model.to(device)``, which assigns nothing, a new one assigns
+    ``model``. With ``functions``, such as ``("to", "cuda")``, the call of such a method there is
+    wrapped in place of the value. ``imports`` as in AddStatement.
+    """
 
     location: str
     template: str
+    functions: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddStatement:
     """Add a statement before or after the one at ``location``, with its indentation.
 
-    ``imports`` are statements that it needs at the top of the file, unless they are there.
+    ``{target}`` in it is the model that the statement there assigns or moves: ``model`` of
+    ``model = Net()`` and of ``model.to(device)``, and ``model.module`` of
+    ``model = DistributedDataParallel(Net().to(device))``. ``imports`` are statements that it needs at the
+    top of the file, unless they are there.
     """
 
     location: str

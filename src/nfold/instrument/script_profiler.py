@@ -181,7 +181,8 @@ class ScriptProfiler:
             self._events.record_line("past_wrapper", calling_line(model))
 
     def _move_module(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._events.record_location("model")
+        if next(module.parameters(), None) is not None:  # a loss function may have none
+            self._events.record_location("model")
         return original(module, *args, **kwargs)
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_origin, overload
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
-from nfold.core.source_edit import SourceEdit
+from nfold.core.source_edit import SetVariable, SourceEdit
+from nfold.interventions.script_edits import set_wrapper_arguments
 
 T = TypeVar("T")
 
@@ -151,10 +153,16 @@ class Intervention(Generic[T]):
     def source_edits(self, value: T, profile: Any) -> tuple[SourceEdit, ...] | None:
         """Return the changes of the script with this ScriptProfile that keep the remedy.
 
-        None: nfold does not know the place, or the script has no such place.
+        None: nfold does not know the place, or the script has no such place. By default, the edits
+        set the variables of ``environment`` or the arguments of ``ddp_arguments``.
         """
-        del value, profile
-        return None
+        if self.kind != "remedy":
+            return None
+        variables = self.environment(value, os.environ)
+        if variables:
+            return tuple(SetVariable(name=name, value=text) for name, text in variables.items())
+        arguments = self.ddp_arguments(value)
+        return set_wrapper_arguments(profile, arguments) if arguments else None
 
     def simulated_ms(self, value: T, scenario: Any, devices: int) -> float:
         """Return its milliseconds in each step of a simulated Scenario on ``devices`` devices.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import set_wrapper_arguments
 
 
 class BufferBroadcast(Intervention[bool]):
@@ -30,3 +32,6 @@ class BufferBroadcast(Intervention[bool]):
 
     def is_useful(self, profile: Any) -> bool:
         return bool(profile.broadcast_buffers and profile.buffers > 0)
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        return set_wrapper_arguments(profile, {"broadcast_buffers": False})

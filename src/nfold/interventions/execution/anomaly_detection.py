@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import edit_calls
 
 
 class AnomalyDetection(Intervention[bool]):
@@ -24,3 +26,6 @@ class AnomalyDetection(Intervention[bool]):
 
     def simulated_ms(self, value: bool, scenario: Any, devices: int) -> float:
         return float(scenario.anomaly_ms) if value else 0.0
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        return edit_calls(profile, "anomaly", "set_detect_anomaly", {"mode": False})

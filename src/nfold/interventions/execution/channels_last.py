@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import wrap_moved_model
 
 
 class ChannelsLast(Intervention[bool]):
@@ -21,3 +25,6 @@ class ChannelsLast(Intervention[bool]):
         if plan.layout == "channels_last":
             return "the layout is channels_last already"
         return None
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        return wrap_moved_model(profile, "{}.to(memory_format=torch.channels_last)")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import add_after_model
 
 Mode = Literal["", "default", "reduce-overhead"]
 
@@ -32,3 +34,11 @@ class CompiledModel(Intervention[Mode]):
 
     def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[Mode, ...]:
         return ("default", "reduce-overhead") if plan.device == "cuda" else ("default",)
+
+    def source_edits(self, value: str, profile: Any) -> tuple[SourceEdit, ...] | None:
+        if profile.parallel == "dp":  # replicas are not compiled
+            return None
+        mode = "" if value == "default" else f'mode="{value}"'
+        # In place, so that checkpoints keep the names of parameters. A bare nn.Sequential stays
+        # as it is: PyTorch compiles no frames of its own modules.
+        return add_after_model(profile, f"{{target}}.compile({mode})")

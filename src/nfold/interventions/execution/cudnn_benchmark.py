@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import TorchSetting, WorkloadFacts
+from nfold.interventions.script_edits import add_before_model
 
 
 class CudnnBenchmark(TorchSetting[bool]):
@@ -39,3 +41,6 @@ class CudnnBenchmark(TorchSetting[bool]):
 
     def write(self, torch: Any, setting: Any) -> None:
         torch.backends.cudnn.benchmark = setting
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        return add_before_model(profile, "torch.backends.cudnn.benchmark = True")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import TorchSetting
+from nfold.interventions.script_edits import add_before_model
 
 
 class Tf32Products(TorchSetting[bool]):
@@ -43,3 +45,7 @@ class Tf32Products(TorchSetting[bool]):
     def write(self, torch: Any, setting: Any) -> None:
         if setting is not None:
             torch.set_float32_matmul_precision(setting)
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        statement = f'torch.set_float32_matmul_precision("{self.setting(value)}")'
+        return add_before_model(profile, statement)

@@ -6,7 +6,9 @@ from typing import Any
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
+from nfold.core.source_edit import SetVariable, SourceEdit
 from nfold.interventions.intervention import TorchSetting
+from nfold.interventions.script_edits import edit_calls
 
 
 class ThreadCount(TorchSetting[int | None]):
@@ -35,3 +37,9 @@ class ThreadCount(TorchSetting[int | None]):
     def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[int, ...]:
         fair = max(1, cores // (plan.devices or 1) - (plan.workers or 0))
         return tuple(dict.fromkeys((fair, max(1, fair // 2), 1)))
+
+    def source_edits(self, value: int | None, profile: Any) -> tuple[SourceEdit, ...] | None:
+        if value is None:
+            return None
+        in_script = edit_calls(profile, "threads", "set_num_threads", {"count": value})
+        return in_script or (SetVariable(name="OMP_NUM_THREADS", value=str(value)),)
