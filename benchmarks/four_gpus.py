@@ -44,6 +44,8 @@ from timed_scripts import absolute_data, cases, write_random_data  # noqa: E402
 
 GRACE_S = 15.0
 """Until a command that is interrupted has stored its results."""
+NOT_CONFIRMED = 3
+"""Exit code of ``nfold tune`` if fresh runs do not confirm the gain."""
 LEFT = "{left}"
 """In a command: the seconds that it may take."""
 NFOLD, REPLICAS = "nfold:strategy=nfold", "ablated:strategy=nfold,without=exchange"
@@ -161,7 +163,7 @@ def part_4(asked: argparse.Namespace) -> list[Run]:
             print(f"{name}: skipped: {reason}", flush=True)
             continue
         target, *rest = known[name].command(asked.devices)
-        options = ("--budget", budget, "--json")
+        options = ("--budget", budget, "--json", "--results", str(asked.out / f"tune-{name}"))
         command = ("-m", "nfold", "tune", target, *options, *rest)
         found.append(Run(name, command, 30, known[name].script.parent, keeps_output=True))
     return found
@@ -216,7 +218,7 @@ def run_part(asked: argparse.Namespace) -> None:
     end = time.monotonic() + asked.limit_s
     log = asked.out / "runs.jsonl"
     rows = records.read([log]) if log.exists() else []
-    done = {(row["part"], row["name"]) for row in rows if row["status"] == 0}
+    done = {(row["part"], row["name"]) for row in rows if row["status"] in (0, NOT_CONFIRMED)}
     runs = PARTS[asked.part](asked)
     unknown = sorted(set(asked.only or ()) - {run.name for run in runs})
     if unknown:

@@ -42,6 +42,8 @@ from nfold.telemetry.machine_inspection import inspect_machine
 
 SO_FAR = re.compile(r"left · so far: (.*)")
 """A preliminary conclusion among the lines of progress (nfold/cli/progress.py)."""
+OPEN = re.compile(r"No cost found yet|are not attributed yet")
+"""In a conclusion that gives no answer (nfold/explain/result/view.py)."""
 RESERVE_S = 25.0
 """Start-up, the last process tree and the report, which an explanation needs beside its budget."""
 GRACE_S = 10.0
@@ -51,6 +53,7 @@ GRACE_S = 10.0
 class TimedExplanation:
     """What one explanation reported and when. Seconds count from the start of the command.
 
+    ``first_verdict_s`` is the time of the first conclusion that is not open, live or final.
     ``largest`` is the largest cost of a step with its 95 % interval in ms, ``causes`` are the
     significant ones, the largest first. ``overhead_s`` is the mean over ``trees`` process trees of
     their wall time without timed windows.
@@ -81,7 +84,8 @@ class TimedExplanation:
             row, ms, low, high = self.largest
             largest = f"{row} {ms:.2f} of {self.step_ms:.2f}, {high - low:.2f}"
         trees = f"{self.trees} × {self.overhead_s:.1f}"
-        verdict = "right" if self.right else f"WRONG: expected {' or '.join(self.expected) or '–'}"
+        verdict = f"WRONG: expected {' or '.join(self.expected) or 'no cause'}"
+        verdict = "right" if self.right else "open" if OPEN.search(self.headline) else verdict
         times = (first, f"{self.complete_s:.0f}", self.headline)
         return (self.script, self.devices, self.budget, *times, largest, trees, verdict)
 
@@ -116,7 +120,7 @@ def explain(name: str, case: Case, devices: str, budget: str, left_s: float) -> 
             for line in process.stderr:
                 said.append(line.strip() or said[-1])
                 verdict = SO_FAR.search(line)
-                if verdict and first is None:
+                if verdict and first is None and not OPEN.search(verdict[1]):
                     first, text = time.monotonic() - started, verdict[1]
         finally:
             timer.cancel()
@@ -126,19 +130,22 @@ def explain(name: str, case: Case, devices: str, budget: str, left_s: float) -> 
         complete_s = time.monotonic() - started
         trees = overheads_s(Path(results))
         found = find_latest(Path(results))
+    report = reported(found, case.causes) if found else {"headline": said[-1]}
+    if first is None and found and not OPEN.search(report["headline"]):
+        first = complete_s
     return TimedExplanation(
         script=name,
         devices=devices,
         device=gpus[0].name if gpus and not devices.startswith("cpu") else "cpu",
         budget=budget,
         status=status,
-        first_verdict_s=complete_s if first is None and found else first,
+        first_verdict_s=first,
         complete_s=complete_s,
         first_verdict=text,
         expected=case.causes,
         trees=len(trees),
         overhead_s=sum(trees) / len(trees) if trees else 0.0,
-        **(reported(found, case.causes) if found else {"headline": said[-1]}),
+        **report,
     )
 
 
@@ -157,7 +164,7 @@ def reported(found: StoredExplanation, expected: Sequence[str]) -> dict[str, Any
     return {
         "headline": view.headline,
         "causes": causes,
-        "right": right and not budget.training_errors,
+        "right": right and not budget.training_errors and not OPEN.search(view.headline),
         "step_ms": budget.n_devices.step_ms.value,
         "largest": largest,
     }

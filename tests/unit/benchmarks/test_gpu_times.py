@@ -125,6 +125,8 @@ def test_rows_are_read_again_and_show_a_wrong_verdict(tmp_path: Path) -> None:
         *("mnist", "2", "180s", "41", "170", "Most is lost to the link."),
         *("communication 4.00 of 8.00, 0.75", "6 × 9.0", "WRONG: expected input"),
     )
+    open_row = dataclasses.replace(again, headline="No cost found yet, ...")
+    assert open_row.cells[-1] == "open"
 
 
 def test_four_gpus_prints_ratios_of_stored_windows(tmp_path: Path) -> None:
