@@ -3,12 +3,14 @@
 ``loop=ddp`` is careful DistributedDataParallel: bf16 autocast, channels_last for images, fused
 optimizer, ``gradient_as_bucket_view``, static graph, cudnn.benchmark, TF32 in fp32 products;
 ``compile=1`` compiles the model. ``loop=run`` is ``nfold.Run`` as a user writes it, with a plain
-optimizer; ``decorate=1`` marks the step with ``@run.step``, other fields are those of its plan.
+optimizer; ``decorate=1`` marks the step with ``@run.step``; with ``replicas=1`` every rank trains
+its share of the batch by itself, without communication; other fields are those of its plan.
 ``loop=fabric`` and ``loop=accelerate`` are Lightning Fabric and Hugging Face Accelerate.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -77,7 +79,13 @@ def batches(job: Job, device: torch.device, own: OwnModel) -> Iterator[Batch]:
 
 
 def train_run(job: Job, devices: Devices, own: OwnModel, fields: dict[str, str]) -> None:
-    if job.world_size == 1:
+    batch = job.batch
+    if fields.pop("replicas", "") == "1":
+        # LOCAL_RANK stays, which selects the device. Windows count the samples of all replicas.
+        batch, job = job.share, dataclasses.replace(job, rank=0, world_size=1)
+        for name in ("RANK", "WORLD_SIZE"):
+            os.environ.pop(name, None)
+    elif job.world_size == 1:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             os.environ.pop(name, None)
     decorate = fields.pop("decorate", "") == "1"
@@ -99,8 +107,8 @@ def train_run(job: Job, devices: Devices, own: OwnModel, fields: dict[str, str])
         return loss.detach()
 
     step = run.step(train_step) if decorate else train_step
-    samples = own.samples(EPOCH_STEPS * job.batch, devices.primary)
-    loader = run.loader(samples, batch_size=job.batch, epochs=LONG)
+    samples = own.samples(EPOCH_STEPS * batch, devices.primary)
+    loader = run.loader(samples, batch_size=batch, epochs=LONG)
     model.train()
     turns = None
     for _ in itertools.count():

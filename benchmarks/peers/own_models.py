@@ -4,8 +4,9 @@
 
 The models are those of own_model_zoo.py: ResNet-18 in its CIFAR form, ResNet-50, ViT-S/16, GPT-2 124M
 and BERT-base, on synthetic samples that are on the devices. The arms are careful DDP, eager and
-compiled; ``nfold.Run`` without flags, with ``plan="safe"`` and with plans chosen by hand; Lightning
-Fabric and Accelerate. All arms of a model are alive together and train in turns, a window each.
+compiled; ``nfold.Run`` without flags, with ``plan="safe"``, with plans chosen by hand, and as
+replicas without communication; Lightning Fabric and Accelerate. All arms of a model are alive
+together and train in turns, a window each.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ ARMS: dict[str, dict[str, str]] = {
     "run compiled+captured": {"loop": "run", "step": "compiled+captured"},
     "run @step captured": {"loop": "run", "decorate": "1", "step": "captured"},
     "run @step compiled+captured": {"loop": "run", "decorate": "1", "step": "compiled+captured"},
+    "replicas @step": {"loop": "run", "decorate": "1", "replicas": "1"},
     "fabric": {"loop": "fabric"},
     "accelerate": {"loop": "accelerate"},
 }
-CHOOSING = [tuple(ARMS[name].items()) for name in ("run", "run @step")]
+CHOOSING = [tuple(ARMS[name].items()) for name in ("run", "run @step", "replicas @step")]
 
 
 def main() -> None:
@@ -97,7 +99,8 @@ def measure_models(
             measure(group, pace, keep)
             stop_all(group)
             left = [arm for arm in left if arm not in group]
-            baselines = [arm.spec.name for arm in group if " ddp" in arm.spec.name]
+            names = [arm.spec.name for arm in group]
+            baselines = [one for one in names if " ddp" in one or " replicas" in one]
             sys.stdout.write(f"{name} on {devices} × {asked.device}, samples/s\n")
             sys.stdout.write(table(group, windows, baselines) + "\n\n")
             sys.stdout.flush()
