@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from nfold.cli import render
 from nfold.cli.explain_command import (
@@ -19,14 +20,26 @@ from nfold.cli.terminal import open_screen
 from nfold.cli.tune_screen import TuneProgress, print_result
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.format import terminal_safe
+from nfold.core.machine import Machine
+from nfold.core.source_location import display_path
+from nfold.core.workload import Workload
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.launch_spec import WarmAgent
+from nfold.report.writer import explanation_folder
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.tune.keep import (
+    PATCH_FILE,
+    TOML_FILE,
+    patch_remedies,
+    write_patch,
+    write_settings,
+)
 from nfold.tune.remedies import PERMISSIONS
+from nfold.tune.result import TuneResult
 from nfold.tune.search import Search
 
 NOT_VERIFIED = 3
@@ -74,7 +87,10 @@ def run_tune(request: TuneOptions) -> int:
             allowed=allowed,
         )
         result = search.run()
-    files: dict[str, str] = {}
+        files = {}
+        if result.is_verified:
+            folder = explanation_folder(request.results, subject.workload)
+            files = keep_result(search, result, subject.workload, machine, folder)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -82,6 +98,39 @@ def run_tune(request: TuneOptions) -> int:
     if stop.signum is not None:
         return 128 + stop.signum
     return NOT_VERIFIED if result.kept and not result.is_verified else 0
+
+
+def keep_result(
+    search: Search, result: TuneResult, workload: Workload, machine: Machine, folder: Path
+) -> dict[str, str]:
+    """Write what keeps the result; return paths, and what is left to do by hand, by kind.
+
+    A patch is written only if runs of the edited sources are as fast and train the same.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    toml, diff = folder / TOML_FILE, folder / PATCH_FILE
+    diff.unlink(missing_ok=True)
+    profile = result.profile
+    if profile is None:
+        plan = ", ".join(f"--{one.name} {one.value}" for one in result.kept)
+        return {"options": plan}
+    write_settings(result, workload, machine, toml, profile)
+    files = {"toml": display_path(toml.absolute())}
+    found = patch_remedies(result.kept, profile, Path.cwd())
+    notes = [*found.notes]
+    if found.patch.files:
+        sources = found.write_copies(folder / "edited", Path.cwd())
+        problem = search.confirms_patch(result, found.carried, sources)
+        if problem is None:
+            write_patch(found.patch, diff)
+            files["patch"] = display_path(diff.absolute())
+        else:
+            notes.append(f"no patch: the edited copy does not do the same: {problem}")
+    if found.variables:
+        files["variables"] = " ".join(f"{one.name}={one.value}" for one in found.variables)
+    if notes:
+        files["by hand"] = "; ".join(notes)
+    return files
 
 
 def parse_permissions(text: str | None) -> frozenset[str]:

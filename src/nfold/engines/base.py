@@ -44,6 +44,7 @@ class Task:
         repeat: Selects the noise of the simulated framework.
         interleaved_variants: Variants that alternate within the run, in slots.
         replay_hints: What the probe run found out about a script.
+        edited_sources: Files of a script, and edited copies that are run in their place.
     """
 
     workload: Workload
@@ -58,6 +59,7 @@ class Task:
     repeat: int = 0
     interleaved_variants: tuple[Variant, ...] = ()
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
+    edited_sources: tuple[tuple[str, str], ...] = ()
 
     @property
     def variant(self) -> Variant:

@@ -50,7 +50,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
     runs: list[InstrumentedRun] = []
     patches = Patches()
     trainers = TrainerDetector(1 if has_own_world(task) else task.world_size)
-    decorator = BatchFunctionDecorator(task.replay_hints.function_keys)
+    decorator = BatchFunctionDecorator(task.replay_hints.function_keys, task.edited_sources)
     affinity = AffinityHook()
 
     def instrument(_torch: ModuleType) -> None:

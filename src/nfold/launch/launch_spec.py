@@ -220,7 +220,8 @@ class RunOptions:
 
     A run is interrupted after ``time_limit_s``. ``on_start`` receives the folder of the run before
     its ranks start. Training is saved to ``checkpoint_folder`` every ``checkpoint_every`` epochs,
-    and resumed from it. ``replay_hints`` come from the probe run of a script.
+    and resumed from it. ``replay_hints`` come from the probe run of a script. ``edited_sources`` are
+    its files and edited copies that are run in their place.
     """
 
     results: Path
@@ -236,6 +237,7 @@ class RunOptions:
     checkpoint_every: int = 1
     warm_agent: WarmAgent | None = None
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
+    edited_sources: tuple[tuple[str, str], ...] = ()
 
 
 def check_positive_seconds(**options: float) -> None:

@@ -72,6 +72,7 @@ def run(
         repeat=repeat,
         interleaved_variants=interleaved_variants,
         replay_hints=options.replay_hints,
+        edited_sources=options.edited_sources,
     )
     return _measured(task, options)
 

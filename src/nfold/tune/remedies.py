@@ -11,6 +11,7 @@ from nfold.core.stats import Interval
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.result.budget import Budget
 from nfold.interventions.registry import REGISTRY
+from nfold.tune.settings_file import keepable_remedies
 
 Numerics = Literal["same", "rounding", "training"]
 PERMISSIONS = ("batch", "precision", "communication", "batch_norm", "checkpointing", "order")
@@ -149,6 +150,9 @@ def choose_remedies(
             remedy = Remedy(name=name, value=value, reason=reason, predicted=predicted)
             if remedy.numerics != "training" or remedy.permission in allowed:
                 found.append(remedy)
+    if design.profile is not None:
+        keepable = keepable_remedies()
+        found = [remedy for remedy in found if remedy.name in keepable]
     return [remedy for remedy in found if not remedy.is_applied(design.actual())]
 
 

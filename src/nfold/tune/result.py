@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nfold.core.script_profile import ScriptProfile
 from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
 from nfold.core.stats import Interval
 from nfold.explain.design import Trial
@@ -54,14 +55,18 @@ class Verification:
 
     @property
     def holds(self) -> bool:
-        """Return whether the final settings are faster beyond doubt, and train the same."""
+        """Return whether the final settings are faster with certainty, and train the same."""
         low = self.gain.low if self.gain is not None else None
         return low is not None and low > 1 and self.objection is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """The result of ``nfold tune``. ``budget`` is the explanation of the original."""
+    """The result of ``nfold tune``.
+
+    ``budget`` is the explanation of the original, ``profile`` what its probe run observed in a
+    script; ``losses`` says how the training was compared.
+    """
 
     target: str
     devices: int
@@ -72,6 +77,7 @@ class TuneResult:
     verification: Verification
     losses: str
     budget: Budget
+    profile: ScriptProfile | None = None
     stopped: bool = False
 
     @property

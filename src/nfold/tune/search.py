@@ -8,6 +8,7 @@ fast without them. The final gain comes from runs that took no part in choosing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
 from nfold.core.plan import WARMUP_STEPS
+from nfold.core.source_edit import SetVariable
 from nfold.core.stats import Interval, median
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial, prefetched_batches
@@ -23,10 +25,11 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
-from nfold.tune.comparison import NoisePool, RunSeries
+from nfold.tune.keep import source_edits
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import Numerics, Remedy, choose_remedies, values_to_try
 from nfold.tune.result import Tried, TuneResult, Verification
+from nfold.tune.run_series import NoisePool, RunSeries
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -108,6 +111,7 @@ class Search:
             verification=verification,
             losses=self._loss_summary(original),
             budget=budget,
+            profile=design.profile,
             stopped=bool(self.stop),
         )
 
@@ -139,7 +143,7 @@ class Search:
         remedies = choose_remedies(design, budget, self.cores, self.allowed)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
-        if self.kept and not self.stop and self._time_for(1, beside_s=again_s):
+        if self.kept and not self.stop and self._time_for(1, extra_s=again_s):
             runner, self.runner = self.runner, self._runner_with_kept()
             try:
                 later, budget = self._explained(AGAIN_FRACTION)
@@ -188,7 +192,7 @@ class Search:
                 self._note(remedy, "changes training", reason=objection)
                 return
             gain = self._gain(best, trial)
-            if gain is not None and _is_beside(gain, self._threshold):
+            if gain is not None and _is_decided(gain, self._threshold):
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
@@ -273,6 +277,42 @@ class Search:
             pairs=series.count(final),
         )
 
+    def confirms_patch(
+        self, result: TuneResult, carried: Collection[Remedy], sources: tuple[tuple[str, str], ...]
+    ) -> str | None:
+        """Run edited sources in turn with the remedies that they carry; return what differs, or None.
+
+        Environment variables are not in sources: remedies that are variables are applied to both.
+        """
+        if result.profile is None:
+            return None
+        reference, patched = result.original, result.original
+        for remedy in carried:
+            edits = source_edits(remedy, result.profile) or ()
+            reference = remedy.apply(reference)
+            if all(isinstance(edit, SetVariable) for edit in edits) or remedy.is_plan_field:
+                patched = remedy.apply(patched)
+        runner = self.runner
+        options = dataclasses.replace(runner.options, edited_sources=sources)
+        edited = dataclasses.replace(runner, options=options)
+        series = RunSeries()
+        for number in range(2 * LEAST_VERIFYING_PAIRS):
+            self.runner = edited if number % 2 else runner
+            found = self._run_once(patched if number % 2 else reference, "running the patched copy")
+            if found is None:
+                self.runner = runner
+                return self._failures[patched if number % 2 else reference]
+            series.add("patched" if number % 2 else "remedies", found)
+        self.runner = runner
+        numerics: Numerics = max((one.numerics for one in carried), key=_ORDER.index)
+        objection = self._objection(patched, result.original, numerics)
+        gain = series.gain("remedies", "patched", self._series.noise())
+        if objection is None and gain is not None and (gain.high or 0.0) * self._threshold < 1:
+            objection = (
+                f"it is slower than with the remedies applied at run time: {gain.value:.2f} x"
+            )
+        return objection
+
     def _measure(self, trial: Trial, label: str = "the best so far") -> bool:
         """Run ``trial`` once more; return whether it was measured."""
         found = self._run_once(trial, label)
@@ -324,9 +364,9 @@ class Search:
             return "losses of two runs of the original differ: only their means were compared"
         return f"first {len(reference.runs[0])} losses compared"
 
-    def _time_for(self, runs: int, *, beside_s: float = 0.0) -> bool:
+    def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        needed_s = (runs + 2 * LEAST_VERIFYING_PAIRS) * self._typical_run_s + beside_s
+        needed_s = (runs + 2 * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
 
     @property
@@ -361,7 +401,7 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
 
 
-def _is_beside(gain: Interval, threshold: float) -> bool:
+def _is_decided(gain: Interval, threshold: float) -> bool:
     """Return whether the interval lies on one side of the threshold."""
     assert gain.low is not None
     assert gain.high is not None

@@ -6,9 +6,11 @@ import ast
 import builtins
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -155,10 +157,13 @@ class BatchFunctionDecorator:
     The probe run finds the batch functions (``keys``, see ``function_key``), and later runs define
     them decorated: a function may be imported under several names, and a running generator cannot
     be given other code. A replacement gets the arguments of the call and an iterator of batches.
+
+    ``sources`` are files that are read in place of others: an edited copy is run as the original.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], sources: Sequence[tuple[str, str]] = ()) -> None:
         self._keys = frozenset(keys)
+        self._sources = {os.path.realpath(path): copy for path, copy in sources}
         self._files = {key.rpartition(":")[0] for key in keys}
         self._patches = Patches()
         self.decorated: set[CodeType] = set()
@@ -168,6 +173,7 @@ class BatchFunctionDecorator:
         """Decorate functions of later imports. The script itself uses ``compile_source``."""
         if self._keys:
             setattr(builtins, DECORATOR_NAME, self)
+        if self._keys or self._sources:
             self._patches.wrap(SourceFileLoader, "get_code", self._get_code)
 
     def uninstall(self) -> None:
@@ -178,7 +184,9 @@ class BatchFunctionDecorator:
             delattr(builtins, DECORATOR_NAME)
 
     def compile_source(self, source: bytes, path: str) -> CodeType:
-        """Compile a file with its listed functions decorated."""
+        """Compile a file, or what is read in its place, with its listed functions decorated."""
+        copy = self._sources.get(os.path.realpath(path))
+        source = source if copy is None else Path(copy).read_bytes()
         if display_filename(path) not in self._files:
             return rank_process.compile_source(source, path)
         tree = ast.parse(source, path)
@@ -192,7 +200,10 @@ class BatchFunctionDecorator:
 
     def _get_code(self, original: Any, loader: SourceFileLoader, fullname: str) -> Any:
         path = loader.get_filename(fullname)
-        if display_filename(path) not in self._files:
+        if (
+            display_filename(path) not in self._files
+            and os.path.realpath(path) not in self._sources
+        ):
             return original(loader, fullname)
         # Neither reads nor writes a cached .pyc file.
         return self.compile_source(loader.get_data(path), path)
