@@ -69,7 +69,7 @@ def describe_tried(tried: Tried) -> str:
 
 def format_gain(gain: Interval) -> str:
     """``1.52 × (1.48–1.56)``."""
-    return f"{gain.value:.2f} × {format_parenthesized_range(gain, '.2f')}".rstrip()
+    return f"{gain.value:.2f} × {format_parenthesized_range(gain, '{:.2f}')}".rstrip()
 
 
 def print_result(result: TuneResult, files: dict[str, str], *, plain: bool = False) -> None:
@@ -131,7 +131,7 @@ def conclusion(result: TuneResult) -> str:
     assert verified.gain is not None
     numerics = [one.numerics for one in result.kept]
     worst = max(numerics, key=["same", "rounding", "training"].index)
-    spread = format_parenthesized_range(verified.gain, ".2f")
+    spread = format_parenthesized_range(verified.gain, "{:.2f}")
     return (
         f"{where}: {verified.gain.value:.2f} × faster {spread}, verified in {verified.pairs} "
         f"pairs of fresh runs; {NUMERICS_TEXT[worst]}"
