@@ -24,6 +24,10 @@ from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
 from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
+from nfold.interventions.input.loader_in_order import LoaderInOrder
+from nfold.interventions.input.loader_persistent_workers import LoaderPersistentWorkers
+from nfold.interventions.input.loader_pin_memory import LoaderPinMemory
+from nfold.interventions.input.loader_prefetch_factor import LoaderPrefetchFactor
 from nfold.interventions.input.short_epochs import ShortEpochs
 from nfold.interventions.input.unaugmented_images import AugmentedImages
 from nfold.interventions.intervention import Intervention
@@ -63,6 +67,10 @@ class Interventions:
     nccl_p2p = NcclP2p()
     gradient_as_bucket_view = GradientBucketViews()
     random_seed = RandomSeed()
+    loader_pin_memory = LoaderPinMemory()
+    loader_persistent_workers = LoaderPersistentWorkers()
+    loader_prefetch_factor = LoaderPrefetchFactor()
+    loader_in_order = LoaderInOrder()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
