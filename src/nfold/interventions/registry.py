@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.interventions.communication.buffer_broadcast import BufferBroadcast
+from nfold.interventions.communication.ddp_bucket_size import DdpBucketSize
+from nfold.interventions.communication.ddp_static_graph import DdpStaticGraph
 from nfold.interventions.communication.gradient_bucket_views import GradientBucketViews
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
@@ -71,6 +73,8 @@ class Interventions:
     loader_persistent_workers = LoaderPersistentWorkers()
     loader_prefetch_factor = LoaderPrefetchFactor()
     loader_in_order = LoaderInOrder()
+    ddp_static_graph = DdpStaticGraph()
+    ddp_bucket_mb = DdpBucketSize()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
