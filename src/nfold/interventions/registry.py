@@ -11,7 +11,10 @@ from nfold.interventions.communication.gradient_bucket_views import GradientBuck
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
 from nfold.interventions.communication.micro_batch_exchange import MicroBatchExchange
+from nfold.interventions.communication.nccl_algorithm import NcclAlgorithm
 from nfold.interventions.communication.nccl_p2p import NcclP2p
+from nfold.interventions.communication.nccl_protocol import NcclProtocol
+from nfold.interventions.communication.nccl_shared_memory_off import NcclSharedMemoryOff
 from nfold.interventions.communication.post_backward_exchange import PostBackwardExchange
 from nfold.interventions.communication.synchronised_batch_norm import SynchronisedBatchNorm
 from nfold.interventions.communication.unused_parameters import UnusedParameterSearch
@@ -75,6 +78,9 @@ class Interventions:
     loader_in_order = LoaderInOrder()
     ddp_static_graph = DdpStaticGraph()
     ddp_bucket_mb = DdpBucketSize()
+    nccl_shared_memory_off = NcclSharedMemoryOff()
+    nccl_algorithm = NcclAlgorithm()
+    nccl_protocol = NcclProtocol()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
