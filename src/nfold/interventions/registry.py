@@ -24,6 +24,7 @@ from nfold.interventions.execution.compiled_model import CompiledModel
 from nfold.interventions.execution.cuda_graph_step import CudaGraphStep
 from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
+from nfold.interventions.execution.fused_optimizer import FusedOptimizer
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
@@ -81,6 +82,7 @@ class Interventions:
     nccl_shared_memory_off = NcclSharedMemoryOff()
     nccl_algorithm = NcclAlgorithm()
     nccl_protocol = NcclProtocol()
+    fused_optimizer = FusedOptimizer()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
