@@ -195,7 +195,7 @@ class ScriptProfile:
             (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
             from all ranks), ``gathered_pairs`` (of such a tensor and samples of the rank),
             ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory), ``optimizer``
-            (constructed).
+            (constructed), ``zeroed_gradients`` (filled with zeros, not deleted).
     """
 
     rank: int = 0

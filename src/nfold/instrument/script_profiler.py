@@ -128,7 +128,7 @@ class ScriptProfiler:
         self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
         self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
-        self._remedies = ScriptRemedies(variant.current)
+        self._remedies = ScriptRemedies(variant.current, self._events)
         self.fetch_timer = FetchTimer(sample_lines=task.variant.profiler_steps)
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
@@ -153,7 +153,7 @@ class ScriptProfiler:
         for name in ("to", "cuda"):
             warm_up.wrap(nn.Module, name, self._move_module)
         # Before the hooks of the warm-up, which are removed first.
-        self._remedies.install(patches)
+        self._remedies.install(patches, warm_up)
         if not self._variant.is_baseline("host_syncs"):
             self._host_reads.install(self._host_read_patches)
         install_tensor_hooks(warm_up, self._events, self._dataloaders.transfers.record_transfer)
@@ -288,6 +288,7 @@ class ScriptProfiler:
                 "DataLoader only; next: load the batches of each rank with a DataLoader"
             )
         self.stop()
+        self._remedies.end_warm_up()
         self._forwards.keep_outermost_hooks()
         self._host_reads.end_warm_up()
         self._settings.record_usual(self._variant.current)

@@ -28,6 +28,7 @@ from nfold.interventions.execution.fused_optimizer import FusedOptimizer
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
+from nfold.interventions.execution.set_grads_to_none import SetGradsToNone
 from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
 from nfold.interventions.input.loader_in_order import LoaderInOrder
@@ -83,6 +84,7 @@ class Interventions:
     nccl_algorithm = NcclAlgorithm()
     nccl_protocol = NcclProtocol()
     fused_optimizer = FusedOptimizer()
+    set_grads_to_none = SetGradsToNone()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

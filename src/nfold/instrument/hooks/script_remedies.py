@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from nfold.core.variant import Variant
-from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook
+from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGradients
 from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.runtime_hooks import EventCounter
 
 
 class ScriptRemedies:
     """Installs the hooks that a variant needs; Unsupported is raised if one changes nothing."""
 
-    def __init__(self, variant: Variant) -> None:
+    def __init__(self, variant: Variant, events: EventCounter) -> None:
         self._optimizers = FusedOptimizerHook(variant)
+        self._gradients = ZeroedGradients(variant, events)
 
-    def install(self, patches: Patches) -> None:
+    def install(self, patches: Patches, warm_up: Patches) -> None:
         self._optimizers.install(patches)
+        self._gradients.install(patches, warm_up)
 
     def on_first_step(self) -> None:
         self._optimizers.require_applied()
+
+    def end_warm_up(self) -> None:
+        self._gradients.end_warm_up()

@@ -1,4 +1,4 @@
-"""Fused optimizers in a script."""
+"""Fused optimizers, and gradients that are deleted instead of zeroed, in a script."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from nfold.core.source_edit import SetKeywords
 from nfold.core.variant import Variant
 
 FUSED = Variant(fused_optimizer=True)
+DELETED = Variant(set_grads_to_none=True)
 MakeOptimizer = Callable[[Any], Optimizer]
 
 
-def train(make_optimizer: MakeOptimizer) -> tuple[list[Tensor], Optimizer]:
-    """Train 24 steps; return the parameters and the optimizer."""
+def train(
+    make_optimizer: MakeOptimizer, *, zero: dict[str, Any] | None = None, unused: bool = False
+) -> tuple[list[Tensor], Optimizer]:
+    """Train 24 steps with ``zero_grad(**zero)``; return the parameters and the optimizer."""
     torch.manual_seed(0)
-    module = nn.Linear(FEATURES, 4)
-    optimizer = make_optimizer([*module.parameters()])
+    module, spare = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 4)
+    optimizer = make_optimizer([*module.parameters(), *(spare.parameters() if unused else ())])
     for samples, labels in [*DataLoader(dataset(), batch_size=8)] * 3:
-        optimizer.zero_grad()
+        optimizer.zero_grad(**(zero or {}))
         loss = nn.functional.cross_entropy(module(samples), labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -88,3 +91,45 @@ def test_an_optimizer_of_a_package_is_not_edited() -> None:
     profile = ScriptProfile(optimizers=("AdamW",), source_locations={"optimizer": (place,)})
     assert Variant.fused_optimizer.source_edits(True, profile) is None
     assert not Variant.fused_optimizer.is_useful(ScriptProfile(optimizers=("RMSprop",)))
+
+
+def sgd(parameters: Any) -> Optimizer:
+    return SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    ("variant", "zero", "deleted"),
+    [
+        (Variant(), {"set_to_none": False}, False),
+        (DELETED, {"set_to_none": False}, True),
+        (Variant(), {}, True),
+    ],
+)
+def test_gradients_are_deleted_and_the_training_is_the_same(
+    variant: Variant, zero: dict[str, Any], *, deleted: bool
+) -> None:
+    expected, _ = under(Variant(), lambda: train(sgd))[0]
+
+    def training() -> list[Tensor]:
+        parameters, optimizer = train(sgd, zero=zero)
+        optimizer.zero_grad(**zero)
+        return parameters
+
+    found, profile = under(variant, training)
+    assert [p.grad is None for p in found] == [deleted, deleted]
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert Variant.set_grads_to_none.is_useful(profile) == bool(zero)
+    edits = Variant.set_grads_to_none.source_edits(True, profile) or ()
+    assert [edit.keywords for edit in edits if isinstance(edit, SetKeywords)] == [
+        (("set_to_none", "True"),)
+    ] * bool(zero)
+
+
+def test_parameters_without_a_gradient_are_a_refusal() -> None:
+    with pytest.raises(Unsupported, match="2 of 4 parameters have no gradient"):
+        under(DELETED, lambda: train(sgd, zero={"set_to_none": False}, unused=True))
+
+
+def test_a_script_that_zeroes_no_gradients_is_refused() -> None:
+    with pytest.raises(Unsupported, match="never passes set_to_none=False"):
+        under(DELETED, lambda: train(sgd))

@@ -130,6 +130,7 @@ def test_documented_patches_are_those_of_all_variants() -> None:
         channels_last=True,
         threads=1,
         fused_optimizer=True,
+        set_grads_to_none=True,
     )
     conditions = {row.condition.removeprefix("explain: ") for row in documented()}
     assert conditions == {"run", "warm-up", "input", *vars(changed)}
