@@ -307,6 +307,7 @@ class ScriptProfiler:
 
     def restore_settings(self) -> None:
         self._settings.restore()
+        self._remedies.restore()
 
     def stop(self) -> None:
         self._events.enabled = False

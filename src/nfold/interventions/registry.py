@@ -25,6 +25,7 @@ from nfold.interventions.execution.cuda_graph_step import CudaGraphStep
 from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
 from nfold.interventions.execution.fused_optimizer import FusedOptimizer
+from nfold.interventions.execution.garbage_collection_frozen import GarbageCollectionFrozen
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
@@ -85,6 +86,7 @@ class Interventions:
     nccl_protocol = NcclProtocol()
     fused_optimizer = FusedOptimizer()
     set_grads_to_none = SetGradsToNone()
+    garbage_collection_frozen = GarbageCollectionFrozen()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

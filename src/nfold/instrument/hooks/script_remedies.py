@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nfold.core.variant import Variant
+from nfold.instrument.hooks.garbage_collection import GarbageCollectionFreeze
 from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGradients
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.runtime_hooks import EventCounter
@@ -14,6 +15,7 @@ class ScriptRemedies:
     def __init__(self, variant: Variant, events: EventCounter) -> None:
         self._optimizers = FusedOptimizerHook(variant)
         self._gradients = ZeroedGradients(variant, events)
+        self._collector = GarbageCollectionFreeze(enabled=variant.garbage_collection_frozen)
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._optimizers.install(patches)
@@ -21,6 +23,10 @@ class ScriptRemedies:
 
     def on_first_step(self) -> None:
         self._optimizers.require_applied()
+        self._collector.on_first_step()
 
     def end_warm_up(self) -> None:
         self._gradients.end_warm_up()
+
+    def restore(self) -> None:
+        self._collector.restore()
