@@ -36,6 +36,7 @@ from nfold.interventions.input.loader_in_order import LoaderInOrder
 from nfold.interventions.input.loader_persistent_workers import LoaderPersistentWorkers
 from nfold.interventions.input.loader_pin_memory import LoaderPinMemory
 from nfold.interventions.input.loader_prefetch_factor import LoaderPrefetchFactor
+from nfold.interventions.input.non_blocking_copies import NonBlockingCopies
 from nfold.interventions.input.short_epochs import ShortEpochs
 from nfold.interventions.input.unaugmented_images import AugmentedImages
 from nfold.interventions.intervention import Intervention
@@ -87,6 +88,7 @@ class Interventions:
     fused_optimizer = FusedOptimizer()
     set_grads_to_none = SetGradsToNone()
     garbage_collection_frozen = GarbageCollectionFrozen()
+    non_blocking_copies = NonBlockingCopies()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -6,6 +6,7 @@ from nfold.core.variant import Variant
 from nfold.instrument.hooks.garbage_collection import GarbageCollectionFreeze
 from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGradients
 from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.pinned_copies import PinnedCopies
 from nfold.instrument.hooks.runtime_hooks import EventCounter
 
 
@@ -16,10 +17,12 @@ class ScriptRemedies:
         self._optimizers = FusedOptimizerHook(variant)
         self._gradients = ZeroedGradients(variant, events)
         self._collector = GarbageCollectionFreeze(enabled=variant.garbage_collection_frozen)
+        self._copies = PinnedCopies(enabled=variant.non_blocking_copies)
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._optimizers.install(patches)
         self._gradients.install(patches, warm_up)
+        self._copies.install(patches)
 
     def on_first_step(self) -> None:
         self._optimizers.require_applied()
@@ -27,6 +30,7 @@ class ScriptRemedies:
 
     def end_warm_up(self) -> None:
         self._gradients.end_warm_up()
+        self._copies.require_applied()
 
     def restore(self) -> None:
         self._collector.restore()

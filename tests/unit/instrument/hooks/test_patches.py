@@ -131,6 +131,7 @@ def test_documented_patches_are_those_of_all_variants() -> None:
         threads=1,
         fused_optimizer=True,
         set_grads_to_none=True,
+        non_blocking_copies=True,
     )
     conditions = {row.condition.removeprefix("explain: ") for row in documented()}
     assert conditions == {"run", "warm-up", "input", *vars(changed)}
