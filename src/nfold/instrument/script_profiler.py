@@ -315,6 +315,7 @@ class ScriptProfiler:
         self.batch_functions.stop()
         self._forwards.stop()
         self._compiler.stop()
+        self._remedies.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
         retries = devices.allocator_retries() - self._warm_up_retries

@@ -19,6 +19,7 @@ from nfold.interventions.communication.post_backward_exchange import PostBackwar
 from nfold.interventions.communication.synchronised_batch_norm import SynchronisedBatchNorm
 from nfold.interventions.communication.unused_parameters import UnusedParameterSearch
 from nfold.interventions.execution.anomaly_detection import AnomalyDetection
+from nfold.interventions.execution.autocast_bf16 import AutocastBf16
 from nfold.interventions.execution.channels_last import ChannelsLast
 from nfold.interventions.execution.compiled_model import CompiledModel
 from nfold.interventions.execution.cuda_graph_step import CudaGraphStep
@@ -89,6 +90,7 @@ class Interventions:
     set_grads_to_none = SetGradsToNone()
     garbage_collection_frozen = GarbageCollectionFrozen()
     non_blocking_copies = NonBlockingCopies()
+    autocast_bf16 = AutocastBf16()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {
