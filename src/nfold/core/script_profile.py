@@ -194,7 +194,8 @@ class ScriptProfile:
             iterates over the loader), ``past_wrapper`` (calls the model in a DDP directly), ``affinity``
             (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
             from all ranks), ``gathered_pairs`` (of such a tensor and samples of the rank),
-            ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory).
+            ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory), ``optimizer``
+            (constructed), ``zeroed_gradients`` (filled with zeros, not deleted).
     """
 
     rank: int = 0

@@ -24,7 +24,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from nfold.core.source_location import current_user_line
+from nfold.core.source_location import current_user_call, current_user_line
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.gradient_exchange import (
@@ -104,6 +104,8 @@ class OptimizerStepHooks:
         self._on_step = on_step
         self._on_missing_step = on_missing_step
         self.skipped_steps, self.steps_in_backward = 0, False
+        # user lines that construct optimizers, and the lines of packages that they call
+        self.optimizer_calls: dict[tuple[str | None, str | None], None] = {}
         self._scaler_stepped = self._has_optimizer = self._has_marks = False
         self._depth = self._backwards = 0
         self._first_backward_s: float | None = None
@@ -171,6 +173,7 @@ class OptimizerStepHooks:
         self, original: Any, optimizer: Any, *args: Any, **kwargs: Any
     ) -> None:
         self._has_optimizer = True
+        self.optimizer_calls[current_user_call()] = None
         original(optimizer, *args, **kwargs)
 
     def _grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -66,6 +66,7 @@ from nfold.instrument.hooks.runtime_hooks import (
     install_tensor_hooks,
     is_sparse,
 )
+from nfold.instrument.hooks.script_remedies import ScriptRemedies
 from nfold.instrument.input.batch_functions import BatchFunctionHooks
 from nfold.instrument.input.batch_tensors import content_hash
 from nfold.instrument.input.dataloader_hook import (
@@ -127,6 +128,7 @@ class ScriptProfiler:
         self._host_reads = HostReads(variant, lambda: dataloaders.replayed_index)
         self._host_read_patches = Patches()
         self._compiler = ModelCompiler(variant.current.compiled)
+        self._remedies = ScriptRemedies(variant.current, self._events)
         self.fetch_timer = FetchTimer(sample_lines=task.variant.profiler_steps)
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
@@ -151,6 +153,7 @@ class ScriptProfiler:
         for name in ("to", "cuda"):
             warm_up.wrap(nn.Module, name, self._move_module)
         # Before the hooks of the warm-up, which are removed first.
+        self._remedies.install(patches, warm_up)
         if not self._variant.is_baseline("host_syncs"):
             self._host_reads.install(self._host_read_patches)
         install_tensor_hooks(warm_up, self._events, self._dataloaders.transfers.record_transfer)
@@ -218,6 +221,7 @@ class ScriptProfiler:
                 "communication; allowed are variants of the input, and the baseline on one device"
             )
         self._require_wrapper()
+        self._remedies.on_first_step()
         # The script may have changed settings in the code before its first step.
         self._settings.record_usual(self._variant.current)
         self._settings.apply(self._variant.current)
@@ -284,6 +288,7 @@ class ScriptProfiler:
                 "DataLoader only; next: load the batches of each rank with a DataLoader"
             )
         self.stop()
+        self._remedies.end_warm_up()
         self._forwards.keep_outermost_hooks()
         self._host_reads.end_warm_up()
         self._settings.record_usual(self._variant.current)
@@ -302,6 +307,7 @@ class ScriptProfiler:
 
     def restore_settings(self) -> None:
         self._settings.restore()
+        self._remedies.restore()
 
     def stop(self) -> None:
         self._events.enabled = False
@@ -309,6 +315,7 @@ class ScriptProfiler:
         self.batch_functions.stop()
         self._forwards.stop()
         self._compiler.stop()
+        self._remedies.stop()
 
     def final_profile(self, timed_steps: int, devices: Devices) -> ScriptProfile:
         retries = devices.allocator_retries() - self._warm_up_retries
@@ -346,6 +353,8 @@ class ScriptProfiler:
         device = next((str(p.device) for p in self.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
         self._events.record_line("affinity", *self._affinity.line)
+        for call in self._step_hooks.optimizer_calls:
+            self._events.record_line("optimizer", *call)
         loader, batch_function = None, self.batch_functions.batch_function
         if isinstance(dataloaders.loader, MarkedBatches):
             batch_function = marked_function(dataloaders.loader)

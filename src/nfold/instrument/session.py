@@ -240,6 +240,7 @@ class InstrumentedRun:
         samples = self._profiler.on_step(step_input)
         self._recorder.record_steps(1, samples, step_input.sample_hash, None)
         if self.steps == 1:
+            self._overrides.require_loader()
             self._profiler.on_first_step()
             self._stack_sampler.start()
             if self._profiler.may_compile:

@@ -35,7 +35,8 @@ class Intervention(Generic[T]):
 
     The type parameter is the type of its values. A value that is not the default is applied in a
     script and in a built-in workload by the first of these that is defined: ``environment``,
-    ``ddp_arguments``, ``edit_plan``, ``TorchSetting``; otherwise by the modules in ``applied_in``.
+    ``ddp_arguments``, ``loader_arguments``, ``edit_plan``, ``TorchSetting``; otherwise by the
+    modules in ``applied_in``.
 
     Attributes:
         name: attribute of Variant; the registry sets it.
@@ -142,6 +143,11 @@ class Intervention(Generic[T]):
 
     def ddp_arguments(self, value: T) -> dict[str, Any]:
         """Return arguments to replace in the constructor of DistributedDataParallel."""
+        del value
+        return {}
+
+    def loader_arguments(self, value: T) -> dict[str, Any]:
+        """Return arguments to replace in the DataLoaders that feed the training of a script."""
         del value
         return {}
 

@@ -5,25 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.interventions.communication.buffer_broadcast import BufferBroadcast
+from nfold.interventions.communication.ddp_bucket_size import DdpBucketSize
+from nfold.interventions.communication.ddp_static_graph import DdpStaticGraph
 from nfold.interventions.communication.gradient_bucket_views import GradientBucketViews
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
 from nfold.interventions.communication.micro_batch_exchange import MicroBatchExchange
+from nfold.interventions.communication.nccl_algorithm import NcclAlgorithm
 from nfold.interventions.communication.nccl_p2p import NcclP2p
+from nfold.interventions.communication.nccl_protocol import NcclProtocol
+from nfold.interventions.communication.nccl_shared_memory_off import NcclSharedMemoryOff
 from nfold.interventions.communication.post_backward_exchange import PostBackwardExchange
 from nfold.interventions.communication.synchronised_batch_norm import SynchronisedBatchNorm
 from nfold.interventions.communication.unused_parameters import UnusedParameterSearch
 from nfold.interventions.execution.anomaly_detection import AnomalyDetection
+from nfold.interventions.execution.autocast_bf16 import AutocastBf16
 from nfold.interventions.execution.channels_last import ChannelsLast
 from nfold.interventions.execution.compiled_model import CompiledModel
 from nfold.interventions.execution.cuda_graph_step import CudaGraphStep
 from nfold.interventions.execution.cudnn_benchmark import CudnnBenchmark
 from nfold.interventions.execution.expandable_segments import ExpandableSegments
+from nfold.interventions.execution.fused_optimizer import FusedOptimizer
+from nfold.interventions.execution.garbage_collection_frozen import GarbageCollectionFrozen
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
+from nfold.interventions.execution.set_grads_to_none import SetGradsToNone
 from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
+from nfold.interventions.input.loader_in_order import LoaderInOrder
+from nfold.interventions.input.loader_persistent_workers import LoaderPersistentWorkers
+from nfold.interventions.input.loader_pin_memory import LoaderPinMemory
+from nfold.interventions.input.loader_prefetch_factor import LoaderPrefetchFactor
+from nfold.interventions.input.non_blocking_copies import NonBlockingCopies
 from nfold.interventions.input.short_epochs import ShortEpochs
 from nfold.interventions.input.unaugmented_images import AugmentedImages
 from nfold.interventions.intervention import Intervention
@@ -63,6 +77,20 @@ class Interventions:
     nccl_p2p = NcclP2p()
     gradient_as_bucket_view = GradientBucketViews()
     random_seed = RandomSeed()
+    loader_pin_memory = LoaderPinMemory()
+    loader_persistent_workers = LoaderPersistentWorkers()
+    loader_prefetch_factor = LoaderPrefetchFactor()
+    loader_in_order = LoaderInOrder()
+    ddp_static_graph = DdpStaticGraph()
+    ddp_bucket_mb = DdpBucketSize()
+    nccl_shared_memory_off = NcclSharedMemoryOff()
+    nccl_algorithm = NcclAlgorithm()
+    nccl_protocol = NcclProtocol()
+    fused_optimizer = FusedOptimizer()
+    set_grads_to_none = SetGradsToNone()
+    garbage_collection_frozen = GarbageCollectionFrozen()
+    non_blocking_copies = NonBlockingCopies()
+    autocast_bf16 = AutocastBf16()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -96,7 +97,8 @@ def test_hooks_are_installed_when_torch_is_imported(tmp_path: Path, *, with_torc
 def test_a_run_applies_every_remedy_that_can_be_kept(name: str) -> None:
     """It is a variable, an argument of DDP or a setting, or the hooks of a run know its name."""
     intervention = REGISTRY[name]
-    value = "default" if name == "compiled" else not intervention.default
+    is_text = isinstance(intervention.default, str)
+    value = get_args(intervention.value_type)[-1] if is_text else not intervention.default
     in_general = intervention.environment(value, {}) or isinstance(intervention, TorchSetting)
     by_name = f'"{name}"' in inspect.getsource(RemedyHooks)
     wraps = bool(intervention.ddp_arguments(value))

@@ -20,7 +20,7 @@ from nfold.interventions.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "nfold"
-HOOKS = ("environment", "ddp_arguments", "edit_plan")
+HOOKS = ("environment", "ddp_arguments", "loader_arguments", "edit_plan")
 EVERY = pytest.mark.parametrize("intervention", REGISTRY.values(), ids=lambda each: each.name)
 
 
@@ -67,7 +67,11 @@ def test_an_intervention_is_applied_somewhere(intervention: Intervention[Any]) -
 @EVERY
 def test_environments_do_not_change_in_a_running_process(intervention: Intervention[Any]) -> None:
     value = other_value(intervention)
-    if intervention.environment(value, {}) or intervention.ddp_arguments(value):
+    if (
+        intervention.environment(value, {})
+        or intervention.ddp_arguments(value)
+        or intervention.loader_arguments(value)
+    ):
         assert not intervention.switchable
 
 

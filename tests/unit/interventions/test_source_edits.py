@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import runpy
 from pathlib import Path
 
@@ -106,11 +107,14 @@ def test_threads_are_set_where_the_script_sets_them_or_by_a_variable() -> None:
 
 
 def test_remedies_without_one_place_and_experiments_have_no_edits() -> None:
-    everywhere = profile(
-        **dict.fromkeys(("model", "wrapper", "step", "threads", "anomaly"), "train.py:9")
+    events = ("model", "wrapper", "step", "threads", "anomaly", "optimizer", "zeroed_gradients")
+    everywhere = dataclasses.replace(
+        profile(**dict.fromkeys(events, "train.py:9"), copy=IN_STEP),
+        optimizers=("SGD",),
+        loader=DataLoaderProfile(created_at="train.py:9"),
     )
-    without = {"captured", "exchange_each_micro_batch", "synchronised_batch_norm"}
-    values = {"compiled": "default", "threads": 2}
+    without = {"captured", "exchange_each_micro_batch", "synchronised_batch_norm", "autocast_bf16"}
+    values = {"compiled": "default", "threads": 2, "nccl_algorithm": "Ring", "nccl_protocol": "LL"}
     for name, intervention in REGISTRY.items():
         value = values.get(name, not intervention.default)
         found = intervention.source_edits(value, everywhere)

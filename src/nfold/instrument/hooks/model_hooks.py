@@ -207,7 +207,7 @@ class ModelCompiler(ModuleCallHooks):
             raise Unsupported("compiled: no module of the script could be compiled")
 
     def _before_call(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or _is_wrapper(module):
+        if torch.compiler.is_compiling() or is_wrapper(module):
             return
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
@@ -221,7 +221,7 @@ class ModelCompiler(ModuleCallHooks):
         return bool(self._compiled)
 
     def _after_call(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and not _is_wrapper(module):
+        if not torch.compiler.is_compiling() and not is_wrapper(module):
             self._depth = max(0, self._depth - 1)
 
 
@@ -244,7 +244,7 @@ class CompiledForward:
         return getattr, (self._module, "forward")
 
 
-def _is_wrapper(module: nn.Module) -> bool:
+def is_wrapper(module: nn.Module) -> bool:
     return any(cls.__name__ in WRAPPER_CLASSES for cls in type(module).__mro__)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -382,6 +382,7 @@ class EpochListener(Protocol):
 
 MIN_PASSES_OF_ONE_STEP = 2
 DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
+WORKER_ARGUMENTS = ("persistent_workers", "prefetch_factor", "in_order")  # need workers
 
 
 class LoaderOverrides:
@@ -399,11 +400,23 @@ class LoaderOverrides:
         batch = None if task.replay_hints.script_sets_batch_size else plan.batch
         self._batch = None if batch is None else -(-batch // parts)
         self._workers = plan.workers
+        self._arguments: dict[str, Any] = {}
+        for each, value in task.variant.interventions():
+            self._arguments |= each.loader_arguments(value)
+        self._has_set_arguments = False
         self._hints = task.replay_hints
         self._companions: WeakKeyDictionary[Any, DataLoaderProfile] = WeakKeyDictionary()
         self._shard_rank = shares[task.rank] if shares else None
         self._pass_batches = task.variant.batches_per_epoch
         self._repeat_above = None if plan.steps is None else plan.steps * plan.accumulate
+
+    def require_loader(self) -> None:
+        """Raise Unsupported if the variant changes arguments of a DataLoader and none has them."""
+        if self._arguments and not self._has_set_arguments:
+            workers = "" if self._arguments.keys().isdisjoint(WORKER_ARGUMENTS) else " with workers"
+            raise Unsupported(
+                f"{', '.join(self._arguments)}: no DataLoader{workers} feeds the training"
+            )
 
     def repeat_passes(self) -> None:
         """Let no later pass end, if its length is known."""
@@ -414,6 +427,7 @@ class LoaderOverrides:
         workers, batch = self._target_settings(companion)
         if workers is not None and workers != loader.num_workers:
             set_num_workers(loader, workers)
+        self._has_set_arguments |= set_loader_arguments(loader, self._arguments)
         if batch is not None and batch != batch_size_of(loader):
             set_batch_size(loader, batch)
         if self._shard_rank is not None:
@@ -471,6 +485,19 @@ def set_num_workers(loader: Any, workers: int) -> None:
     prefetch_factor = loader.prefetch_factor or DEFAULT_PREFETCH_FACTOR
     loader.prefetch_factor = prefetch_factor if workers else None
     loader.timeout = loader.timeout if workers else 0
+
+
+def set_loader_arguments(loader: Any, arguments: Mapping[str, Any]) -> bool:
+    """Set constructor arguments of a DataLoader before it is iterated; return whether all are set.
+
+    Without workers their arguments are not set: PyTorch allows none of them.
+    """
+    if not isinstance(loader, DataLoader):
+        return False
+    workers = loader.num_workers > 0
+    found = {name: v for name, v in arguments.items() if workers or name not in WORKER_ARGUMENTS}
+    vars(loader).update(found)
+    return len(found) == len(arguments)
 
 
 def set_batch_size(loader: Any, batch: int) -> None:

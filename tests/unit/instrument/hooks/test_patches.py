@@ -129,6 +129,10 @@ def test_documented_patches_are_those_of_all_variants() -> None:
         host_syncs=False,
         channels_last=True,
         threads=1,
+        fused_optimizer=True,
+        set_grads_to_none=True,
+        non_blocking_copies=True,
+        autocast_bf16=True,
     )
     conditions = {row.condition.removeprefix("explain: ") for row in documented()}
     assert conditions == {"run", "warm-up", "input", *vars(changed)}

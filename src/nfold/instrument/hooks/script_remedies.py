@@ -1,0 +1,44 @@
+"""The remedies of a variant that change a script by a hook of their own."""
+
+from __future__ import annotations
+
+from nfold.core.variant import Variant
+from nfold.instrument.hooks.autocast_hooks import AutocastHooks
+from nfold.instrument.hooks.garbage_collection import GarbageCollectionFreeze
+from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGradients
+from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.pinned_copies import PinnedCopies
+from nfold.instrument.hooks.runtime_hooks import EventCounter
+
+
+class ScriptRemedies:
+    """Installs the hooks that a variant needs; Unsupported is raised if one changes nothing."""
+
+    def __init__(self, variant: Variant, events: EventCounter) -> None:
+        self._optimizers = FusedOptimizerHook(variant)
+        self._gradients = ZeroedGradients(variant, events)
+        self._autocast = AutocastHooks(enabled=variant.autocast_bf16)
+        self._collector = GarbageCollectionFreeze(enabled=variant.garbage_collection_frozen)
+        self._copies = PinnedCopies(enabled=variant.non_blocking_copies)
+
+    def install(self, patches: Patches, warm_up: Patches) -> None:
+        self._optimizers.install(patches)
+        self._gradients.install(patches, warm_up)
+        self._autocast.install(patches)
+        self._copies.install(patches)
+
+    def on_first_step(self) -> None:
+        self._optimizers.require_applied()
+        self._autocast.require_applied()
+        self._collector.on_first_step()
+
+    def end_warm_up(self) -> None:
+        self._gradients.end_warm_up()
+        self._copies.require_applied()
+
+    def stop(self) -> None:
+        """Remove the hooks that are no patches; models that train keep their new forward."""
+        self._autocast.stop()
+
+    def restore(self) -> None:
+        self._collector.restore()

@@ -1,0 +1,36 @@
+"""Update all parameters of an optimizer in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nfold.core.source_edit import SourceEdit
+from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import edit_calls
+
+FUSED_OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
+
+
+class FusedOptimizer(Intervention[bool]):
+    """Adam, AdamW, SGD and Adagrad update their parameters in fused kernels.
+
+    A script that passes ``foreach``, ``fused``, ``capturable`` or ``differentiable`` has chosen an
+    implementation itself, and is refused.
+    """
+
+    default = False
+    labels = {True: "fused=True"}
+    kind = "remedy"
+    numerics = "rounding"  # operations are fused, and rounded once instead of after each
+    refused_in_workloads = "workloads choose the implementation of their optimizers"
+    refused_in_runs = "it is kept by an edit of the script"
+    applied_in = ("instrument/hooks/optimizer_hooks.py",)
+
+    def is_useful(self, profile: Any) -> bool:
+        return not set(FUSED_OPTIMIZERS).isdisjoint(profile.optimizers)
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        """Return the edits of all lines that make an optimizer, if all are of one class."""
+        if len(set(profile.optimizers)) != 1:
+            return None
+        return edit_calls(profile, "optimizer", profile.optimizers[0], {"fused": True})
