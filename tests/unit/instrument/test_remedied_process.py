@@ -7,13 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from nfold.core.serialization import serialize
 from nfold.core.variant import RunRemedies, Variant
 from nfold.instrument.hooks.remedy_hooks import RemedyHooks
+from nfold.instrument.hooks.script_remedies import ScriptRemedies
 from nfold.instrument.run_remedies import describe_unapplied
 from nfold.interventions.intervention import TorchSetting
 from nfold.interventions.registry import REGISTRY
@@ -93,14 +93,25 @@ def test_hooks_are_installed_when_torch_is_imported(tmp_path: Path, *, with_torc
     assert json.loads(report.read_text()) == applied
 
 
+VALUES = {
+    "compiled": "default",
+    "threads": 2,
+    "ddp_bucket_mb": 100,
+    "nccl_algorithm": "Ring",
+    "nccl_protocol": "LL",
+    "loader_prefetch_factor": 4,
+}
+
+
 @pytest.mark.parametrize("name", [n for n in keepable_remedies() if n in REGISTRY])
 def test_a_run_applies_every_remedy_that_can_be_kept(name: str) -> None:
     """It is a variable, an argument of DDP or a setting, or the hooks of a run know its name."""
     intervention = REGISTRY[name]
-    is_text = isinstance(intervention.default, str)
-    value = get_args(intervention.value_type)[-1] if is_text else not intervention.default
+    is_switch = isinstance(intervention.default, bool)
+    value = not intervention.default if is_switch else VALUES[name]
     in_general = intervention.environment(value, {}) or isinstance(intervention, TorchSetting)
-    by_name = f'"{name}"' in inspect.getsource(RemedyHooks)
-    wraps = bool(intervention.ddp_arguments(value))
+    sources = inspect.getsource(RemedyHooks) + inspect.getsource(ScriptRemedies)
+    by_name = f'"{name}"' in sources
+    wraps = bool(intervention.ddp_arguments(value) or intervention.loader_arguments(value))
     assert bool(in_general) + by_name + wraps == 1
     assert bool(intervention.needed_in_run) == (by_name or wraps)

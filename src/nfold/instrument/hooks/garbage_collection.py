@@ -26,6 +26,10 @@ class GarbageCollectionFreeze:
         gc.freeze()
         gc.set_threshold(*self._thresholds[:2], FULL_COLLECTION_INTERVAL)
 
+    @property
+    def has_applied(self) -> bool:
+        return self._thresholds is not None
+
     def restore(self) -> None:
         if self._thresholds is not None:
             gc.unfreeze()

@@ -71,7 +71,7 @@ class ZeroedGradients:
     def __init__(self, variant: Variant, events: EventCounter) -> None:
         self._enabled = variant.set_grads_to_none
         self._events = events
-        self._in_warm_up = True
+        self.in_warm_up = True
         self.has_applied = False
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
@@ -82,7 +82,7 @@ class ZeroedGradients:
 
     def end_warm_up(self) -> None:
         """Raise Unsupported if the script has filled no gradients with zeros."""
-        self._in_warm_up = False
+        self.in_warm_up = False
         if self._enabled and not self.has_applied:
             raise Unsupported("set_grads_to_none: the script never passes set_to_none=False")
 
@@ -94,7 +94,7 @@ class ZeroedGradients:
     def _delete_gradients(self, original: Any, owner: Any, set_to_none: bool = True) -> None:
         if not set_to_none:
             self.has_applied = True
-            if self._in_warm_up:
+            if self.in_warm_up:
                 _require_gradients(_parameters(owner))
         original(owner, True)
 

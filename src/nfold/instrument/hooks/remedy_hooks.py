@@ -18,7 +18,8 @@ from nfold.instrument.hooks.runtime_hooks import (
     EventCounter,
     ThreadCountHook,
 )
-from nfold.instrument.input.loader_workers import TrainingLoaderWorkers
+from nfold.instrument.hooks.script_remedies import ScriptRemedies
+from nfold.instrument.input.loader_workers import TrainingLoaderSettings
 from nfold.interventions.intervention import Intervention
 
 COMPILED_STEPS = 10  # models that train later than this are not compiled
@@ -42,8 +43,13 @@ class RemedyHooks:
         self._threads = ThreadCountHook(variant, events)
         self._settings = TorchSettings(variant.all_variants)
         self._compiler = ModelCompiler(remedies.variant.compiled)
+        self._own = ScriptRemedies(remedies.variant, events)
+        arguments: dict[str, Any] = {}
+        for each, value in remedies.variant.interventions():
+            arguments |= each.loader_arguments(value)
+        has_loader_settings = remedies.workers is not None or arguments
         self._loaders = (
-            None if remedies.workers is None else TrainingLoaderWorkers(remedies.workers)
+            TrainingLoaderSettings(remedies.workers, arguments) if has_loader_settings else None
         )
         self._steps = 0
 
@@ -59,6 +65,7 @@ class RemedyHooks:
             self._anomalies.install(patches, counters)
         if self._loaders is not None:
             self._loaders.install(patches)
+        self._own.install(patches, counters)
         self._settings.apply(variant)
         self._threads.install(patches, counters)  # the script cannot change a number that is set
         counters.undo()
@@ -69,7 +76,11 @@ class RemedyHooks:
         """Return the names of the remedies that have changed something so far."""
         changed = self._remedies.variant.interventions()
         found = [each.name for each, value in changed if self._is_applied(each, value)]
-        workers = self._loaders is not None and self._loaders.has_found
+        workers = (
+            self._remedies.workers is not None
+            and self._loaders is not None
+            and self._loaders.has_found
+        )
         return (*found, *(["workers"] if workers else []))
 
     def _is_applied(self, intervention: Intervention[Any], value: Any) -> bool:
@@ -82,6 +93,9 @@ class RemedyHooks:
         }
         if intervention.ddp_arguments(value):
             return self._has_ddp
+        if intervention.loader_arguments(value):
+            return self._loaders is not None and self._loaders.has_set_arguments
+        by_hooks |= self._own.applied()
         # Variables and settings of PyTorch are always applied.
         return by_hooks.get(intervention.name, True)
 
@@ -98,6 +112,7 @@ class RemedyHooks:
         if self._steps == 1:
             # The script may have changed settings in the code before its first step.
             self._settings.apply(self._remedies.variant)
+            self._own.begin_run()
             if self._loaders is not None:
                 self._loaders.has_stepped = True
         if self._steps == COMPILED_STEPS:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.hooks.autocast_hooks import AutocastHooks
 from nfold.instrument.hooks.garbage_collection import GarbageCollectionFreeze
@@ -35,6 +38,22 @@ class ScriptRemedies:
     def end_warm_up(self) -> None:
         self._gradients.end_warm_up()
         self._copies.require_applied()
+
+    def begin_run(self) -> None:
+        """Begin a run to its end, in which a remedy that changes nothing is no error."""
+        self._gradients.in_warm_up = False
+        with suppress(Unsupported):
+            self._collector.on_first_step()
+
+    def applied(self) -> dict[str, bool]:
+        """Return by name whether a remedy has changed something so far."""
+        return {
+            "fused_optimizer": self._optimizers.has_applied,
+            "set_grads_to_none": self._gradients.has_applied,
+            "autocast_bf16": self._autocast.has_applied,
+            "garbage_collection_frozen": self._collector.has_applied,
+            "non_blocking_copies": self._copies.has_applied,
+        }
 
     def stop(self) -> None:
         """Remove the hooks that are no patches; models that train keep their new forward."""

@@ -1,8 +1,8 @@
-"""Sets the number of workers of the DataLoaders that feed a training, without counting batches."""
+"""Sets arguments of the DataLoaders that feed a training, without counting batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import current_process
 from typing import Any
 
@@ -11,23 +11,24 @@ from torch.utils.data import DataLoader
 
 from nfold.core.source_location import user_stack
 from nfold.instrument.hooks.patches import Patches
-from nfold.instrument.input.dataloader_hook import set_num_workers
+from nfold.instrument.input.dataloader_hook import set_loader_arguments, set_num_workers
 
 SEEN_ATTRIBUTE = "_nfold_workers_set"  # of a DataLoader
 
 
-class TrainingLoaderWorkers:
-    """Sets the number of workers before a DataLoader is iterated for the first time.
+class TrainingLoaderSettings:
+    """Sets the number of workers and other arguments before a DataLoader is iterated at first.
 
     Before the first optimizer step these are the DataLoaders that are iterated with gradients
-    enabled; afterwards those that the same calls construct, as for every epoch.
+    enabled; afterwards those that the same calls construct, as for every epoch. ``workers``: None
+    leaves their number. ``has_found``: a DataLoader; ``has_set_arguments``: of one, all of them.
     """
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: int | None, arguments: Mapping[str, Any]) -> None:
+        self._workers, self._arguments = workers, arguments
         self._stacks: set[tuple[tuple[str, int], ...]] = set()
         self.has_stepped = False
-        self.has_found = False
+        self.has_found = self.has_set_arguments = False
 
     def install(self, patches: Patches) -> None:
         patches.wrap(DataLoader, "__init__", self._construct)
@@ -43,8 +44,9 @@ class TrainingLoaderWorkers:
         if stack is not None and not current_process().daemon and self._feeds_training(stack):
             self._stacks.add(stack)
             self.has_found = True
-            if loader.num_workers != self._workers:
+            if self._workers is not None and loader.num_workers != self._workers:
                 set_num_workers(loader, self._workers)
+            self.has_set_arguments |= set_loader_arguments(loader, self._arguments)
         iterator: Iterator[Any] = original(loader)
         return iterator
 

@@ -21,7 +21,7 @@ class AutocastBf16(Intervention[bool]):
     numerics = "training"  # matrix products have 8 bits of mantissa
     permission = "precision"
     refused_in_workloads = "the plan sets the precision"
-    refused_in_runs = "the script says which part of a step is computed in bf16"
+    needed_in_run = "model that trains"
     applied_in = ("instrument/hooks/autocast_hooks.py",)
 
     def refusal(self, value: bool, plan: Plan) -> str | None:

@@ -23,7 +23,7 @@ class FusedOptimizer(Intervention[bool]):
     kind = "remedy"
     numerics = "rounding"  # operations are fused, and rounded once instead of after each
     refused_in_workloads = "workloads choose the implementation of their optimizers"
-    refused_in_runs = "it is kept by an edit of the script"
+    needed_in_run = "Adam, AdamW, SGD or Adagrad"
     applied_in = ("instrument/hooks/optimizer_hooks.py",)
 
     def is_useful(self, profile: Any) -> bool:

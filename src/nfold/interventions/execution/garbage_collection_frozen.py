@@ -23,7 +23,7 @@ class GarbageCollectionFrozen(Intervention[bool]):
     kind = "remedy"
     numerics = "same"
     refused_in_workloads = "a step of a workload makes few Python objects"
-    refused_in_runs = "it is kept by an edit of the script"
+    needed_in_run = "enabled garbage collection"
     applied_in = ("instrument/hooks/garbage_collection.py",)
 
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:

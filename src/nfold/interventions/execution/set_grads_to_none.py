@@ -21,7 +21,7 @@ class SetGradsToNone(Intervention[bool]):
     kind = "remedy"
     numerics = "same"
     refused_in_workloads = "workloads delete their gradients already"
-    refused_in_runs = "it is kept by an edit of the script"
+    needed_in_run = "zero_grad(set_to_none=False)"
     applied_in = ("instrument/hooks/optimizer_hooks.py",)
 
     def is_useful(self, profile: Any) -> bool:

@@ -21,7 +21,7 @@ class LoaderArgument(Intervention[T]):
     numerics: ClassVar[Literal["same", "rounding", "training"] | None] = "same"
     needs_workers: ClassVar[bool] = True
     refused_in_workloads = "workloads set the arguments of their loaders"
-    refused_in_runs = "it is kept by an edit of the script"
+    needed_in_run = "DataLoader with worker processes"
 
     def refusal(self, value: T, plan: Plan) -> str | None:
         if self.needs_workers and plan.workers == 0:

@@ -21,7 +21,7 @@ class NonBlockingCopies(Intervention[bool]):
     kind = "remedy"
     numerics = "same"
     refused_in_workloads = "workloads copy their batches without waiting already"
-    refused_in_runs = "it is kept by an edit of the script"
+    needed_in_run = "copy of pinned memory that waits"
     applied_in = ("instrument/hooks/pinned_copies.py",)
 
     def refusal(self, value: bool, plan: Plan) -> str | None:

@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from nfold.instrument.hooks.patches import Patches
-from nfold.instrument.input.loader_workers import TrainingLoaderWorkers
+from nfold.instrument.input.loader_workers import TrainingLoaderSettings
 
 
 @pytest.fixture
-def override() -> Iterator[TrainingLoaderWorkers]:
-    patches, made = Patches(), TrainingLoaderWorkers(0)
+def override() -> Iterator[TrainingLoaderSettings]:
+    patches, made = Patches(), TrainingLoaderSettings(0, {})
     made.install(patches)
     yield made
     patches.undo()
@@ -31,7 +31,7 @@ def workers_after_pass(loader: DataLoader[int], *, with_gradients: bool = True) 
 
 
 def test_loaders_before_the_first_step_and_their_successors(
-    override: TrainingLoaderWorkers,
+    override: TrainingLoaderSettings,
 ) -> None:
     evaluated, early = new_loader(), new_loader()
     assert workers_after_pass(evaluated, with_gradients=False) == 1
@@ -46,7 +46,7 @@ def test_loaders_before_the_first_step_and_their_successors(
     assert workers_after_pass(early) == 0
 
 
-def test_the_same_call_after_the_first_step(override: TrainingLoaderWorkers) -> None:
+def test_the_same_call_after_the_first_step(override: TrainingLoaderSettings) -> None:
     found = []
     for epoch in range(3):
         override.has_stepped = epoch > 0
