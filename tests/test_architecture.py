@@ -309,7 +309,6 @@ LARGE_CLASSES = (
     "ArrayDevice",
     "ConvDevice",
     "DataLoaderHook",
-    "HandoffFolder",
     "Intervention",
     "Interventions",  # one attribute per intervention
     "JaxBackend",
