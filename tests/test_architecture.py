@@ -311,10 +311,7 @@ LARGE_CLASSES = (
     "DataLoaderHook",
     "Intervention",
     "Interventions",  # one attribute per intervention
-    "JaxBackend",
-    "NvmlDevice",
     "ScriptProfiler",
-    "TensorFlowBackend",
     "TorchCudaDevice",
     "UserRun",
 )
