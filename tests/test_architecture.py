@@ -311,7 +311,6 @@ LARGE_CLASSES = (
     "DataLoaderHook",
     "Intervention",
     "Interventions",  # one attribute per intervention
-    "ScriptProfiler",
     "TorchCudaDevice",
     "UserRun",
 )

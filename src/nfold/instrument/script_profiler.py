@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -18,29 +17,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
-from nfold.core.measurement import ParameterPart
 from nfold.core.script_profile import (
     SHARDED,
     BatchFunction,
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
-    Parallelism,
     RowGradient,
     ScriptProfile,
 )
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
-from nfold.engines.torch.communication.data_parallel import (
-    SAMPLED_VALUES,
-    parameter_checksum,
-    sample_parameters,
-)
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.distributed_hooks import (
-    LOCAL_COLLECTIVES,
     CollectiveHooks,
     DataParallelHooks,
     calling_line,
@@ -54,7 +45,7 @@ from nfold.instrument.hooks.model_hooks import (
     RecompilationCheck,
     compiled_graphs,
 )
-from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
+from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.hooks.runtime_hooks import (
     COPY,
     HOST_SYNC,
@@ -86,6 +77,7 @@ from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.input.repeated_access import repeated_access_saving
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
+from nfold.instrument.trained_model import TrainedModel
 
 
 class ScriptProfiler:
@@ -116,6 +108,9 @@ class ScriptProfiler:
             self._on_model_input, step_hooks.on_compute, self._on_outermost_call
         )
         self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
+        self.trained_model = TrainedModel(
+            step_optimizer, self._wrappers, self._forwards, self._events
+        )
         self._gathered = GatheredTensors(
             self._events, lambda tensor: is_parameter_of(self._wrappers.ddp, tensor)
         )
@@ -186,22 +181,6 @@ class ScriptProfiler:
         return original(module, *args, **kwargs)
 
     @property
-    def parameters(self) -> Sequence[Tensor]:
-        """The parameters that the optimizers train, in the order of their first steps."""
-        return self._step_optimizer.parameters
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
-
-    def devices(self) -> Devices:
-        for wrapped in self._wrappers.dp:
-            if wrapped.device_ids:
-                return Devices(tuple(torch.device("cuda", index) for index in wrapped.device_ids))
-        first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
-        return Devices((first,))
-
-    @property
     def step_line(self) -> str | None:
         """The line of the script that ends most steps."""
         return self._profile.most_frequent_line("step")
@@ -212,7 +191,9 @@ class ScriptProfiler:
         return bool(self._variant.current.compiled) or compiled_graphs() > 0
 
     def on_first_step(self) -> None:
-        if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
+        if self.trained_model.parallelism() in SHARDED and not self._variant.is_baseline(
+            "exchange"
+        ):
             raise Unsupported(
                 "exchange: the parameters are sharded, and cannot be computed without "
                 "communication; allowed are variants of the input, and the baseline on one device"
@@ -232,24 +213,6 @@ class ScriptProfiler:
             raise Unsupported(
                 f"{', '.join(arguments)}: the script makes no DistributedDataParallel"
             )
-
-    def _parallelism(self) -> Parallelism:
-        called = self._forwards.outermost
-        return detect_parallelism(self._wrappers, self.parameters, self._events, called)
-
-    @property
-    def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that must be equal on all ranks."""
-        return replicated_parameters(
-            self._parallelism(), self._wrappers, self.parameters, self._events
-        )
-
-    def parameter_parts(
-        self, parameters: Sequence[Tensor], *, every_number: bool
-    ) -> tuple[ParameterPart, ...]:
-        """Return the parameters by parts of the model, with checksums of all or of some numbers."""
-        models = self._wrappers.ddp or self._forwards.outermost
-        return parameter_parts(models, parameters, every_number=every_number)
 
     def on_step(self, step_input: StepInput) -> int:
         """Record a step and return its samples.
@@ -343,7 +306,7 @@ class ScriptProfiler:
 
     def _build_profile(self, steps: int) -> ScriptProfile:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
-        device = next((str(p.device) for p in self.parameters), "cpu")
+        device = next((str(p.device) for p in self.trained_model.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
         self._events.record_line("affinity", *self._affinity.line)
         loader, batch_function = None, self.batch_functions.batch_function
@@ -359,7 +322,7 @@ class ScriptProfiler:
         return ScriptProfile(
             rank=self._task.rank,
             gradient_exchanges=wrappers.exchanges_per_step(len(self._counts)),
-            parallel=self._parallelism(),
+            parallel=self.trained_model.parallelism(),
             trainer=self._trainers.used,
             device=device,
             loader=loader,
@@ -375,7 +338,7 @@ class ScriptProfiler:
             optimizers=tuple(type(opt).__name__ for opt in self._step_optimizer.optimizers),
             step_optimizer=self._step_optimizer.index,
             steps_in_backward=self._step_hooks.steps_in_backward,
-            precision=precision_of(self.parameters, forwards.autocast),
+            precision=precision_of(self.trained_model.parameters, forwards.autocast),
             autocast=forwards.autocast,
             channels_last=forwards.channels_last,
             model_calls_hooked=forwards.keeps_hooks,
@@ -386,88 +349,9 @@ class ScriptProfiler:
             uses_join=self.uses_join,
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),
-            **model_facts(forwards.model, self.parameters),
+            **model_facts(forwards.model, self.trained_model.parameters),
             **count_facts(self._events, steps),
         )
-
-
-SHARDED_TYPES = ("DTensor", "FlatParameter")
-PIPELINING_MODULE = "torch.distributed.pipelining"
-ALL_TO_ALL = ("all_to_all", "all_to_all_single")
-POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-
-
-def detect_parallelism(
-    wrappers: DataParallelHooks,
-    parameters: Sequence[Tensor],
-    events: EventCounter,
-    models: Sequence[nn.Module] = (),
-) -> Parallelism:
-    """Return how the script uses several devices; ``models`` are the modules that it calls."""
-    if any(
-        type(p).__name__ in SHARDED_TYPES or torch_private.is_flat_parameter(p) for p in parameters
-    ):
-        return "tensor" if is_tensor_parallel(models) else "fsdp"
-    if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
-        return "pipeline"
-    if wrappers.ddp:
-        return "ddp"
-    if wrappers.dp:
-        return "dp"
-    return "other" if any(events.counts[name] for name in LOCAL_COLLECTIVES) else "none"
-
-
-def replicated_parameters(
-    parallelism: Parallelism,
-    wrappers: DataParallelHooks,
-    parameters: Sequence[Tensor],
-    events: EventCounter,
-) -> Sequence[Tensor]:
-    """Return the parameters that must be equal on all ranks: none of a sharded model.
-
-    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
-    """
-    if parallelism in SHARDED:
-        return ()
-    if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
-        return parameters
-    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
-    return [parameter for parameter in parameters if id(parameter) in wrapped]
-
-
-PART_DEPTH = 2  # names in the path of a part
-PART_SAMPLES = 4  # numbers of a part
-
-
-def parameter_parts(
-    models: Sequence[nn.Module], parameters: Sequence[Tensor], *, every_number: bool
-) -> tuple[ParameterPart, ...]:
-    """Group parameters by the first names of their paths in a model.
-
-    The checksum of a part covers every number, or only some.
-    """
-    names = {
-        id(parameter): path.removeprefix("module.").split(".")[:-1]
-        for model in models
-        for path, parameter in model.named_parameters()
-    }
-    groups: dict[str, list[Tensor]] = {}
-    for parameter in parameters:
-        path = names.get(id(parameter), ["other parameters"])
-        groups.setdefault(".".join(path[:PART_DEPTH]) or "the model", []).append(parameter)
-    return tuple(
-        ParameterPart(
-            name=name,
-            checksum=parameter_checksum(own if every_number else [*map(_some_numbers, own)]),
-            sample=sample_parameters(own)[:PART_SAMPLES],
-        )
-        for name, own in groups.items()
-    )
-
-
-def _some_numbers(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().flatten()
-    return flat[:: -(-flat.numel() // SAMPLED_VALUES) or 1]
 
 
 def has_process_group() -> bool:

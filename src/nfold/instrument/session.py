@@ -234,7 +234,7 @@ class InstrumentedRun:
             return
         self._host_gaps.end_step()
         if not self.steps:
-            self.devices = self._profiler.devices()
+            self.devices = self._profiler.trained_model.devices()
             self._clock.set_devices(self.devices)
             self._recorder.device = self.devices.describe()
         samples = self._profiler.on_step(step_input)
@@ -309,7 +309,7 @@ class InstrumentedRun:
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
-            parameter_count=self._profiler.parameter_count,
+            parameter_count=self._profiler.trained_model.parameter_count,
             **weights,
             **self._sample_evidence(),
             caveats=(
@@ -347,20 +347,20 @@ class InstrumentedRun:
         """
         if not self._task.variant.preserves_training:
             return {}
-        parameters = self._profiler.replicated_parameters
+        parameters = self._profiler.trained_model.replicated_parameters
         if not parameters:
             return {}
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
         found = {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
         if self._initial_parts:
-            parts = self._profiler.parameter_parts(parameters, every_number=True)
+            parts = self._profiler.trained_model.parts(parameters, every_number=True)
             begin = ParameterState(step=0, parts=tuple(self._initial_parts.values()))
             found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
         return found
 
     def _record_initial_parameters(self, optimizer: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for part in self._profiler.parameter_parts(parameters, every_number=False):
+        for part in self._profiler.trained_model.parts(parameters, every_number=False):
             self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
