@@ -308,7 +308,6 @@ MAX_PUBLIC_MEMBERS = 12
 LARGE_CLASSES = (
     "ArrayDevice",
     "ConvDevice",
-    "DataLoaderHook",
     "Intervention",
     "Interventions",  # one attribute per intervention
     "TorchCudaDevice",

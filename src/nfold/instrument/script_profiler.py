@@ -204,7 +204,7 @@ class ScriptProfiler:
         self._settings.apply(self._variant.current)
         self._events.enabled = True
         self.collectives.on_first_step()
-        if self._dataloaders.loader is None:
+        if self._dataloaders.training.loader is None:
             self.batch_functions.start()
 
     def _require_wrapper(self) -> None:
@@ -221,7 +221,7 @@ class ScriptProfiler:
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
-        fed = step_input.batches or self._dataloaders.loader is not None
+        fed = step_input.batches or self._dataloaders.training.loader is not None
         if not self._dataloaders.in_warm_up:
             counted = step_input.samples if fed else self._samples_per_step
             return counted // self._slices if any(self._counts) else 1
@@ -241,7 +241,7 @@ class ScriptProfiler:
 
     def end_warm_up(self, steps: int, devices: Devices) -> None:
         """Remove the hooks of the warm-up, one step before its end, and build the profile."""
-        if self.uses_join and self._dataloaders.loader is None:
+        if self.uses_join and self._dataloaders.training.loader is None:
             raise Unsupported(
                 "Join: ranks may make unequal numbers of steps, which nfold can equalize for a "
                 "DataLoader only; next: load the batches of each rank with a DataLoader"
@@ -296,13 +296,15 @@ class ScriptProfiler:
     @functools.cached_property
     def _cached_input_fraction(self) -> float:
         # Once: the first call fills the cache.
-        loader = self._dataloaders.loader
+        loader = self._dataloaders.training.loader
         probed = self._task.variant.profiler_steps and isinstance(loader, DataLoader)
         return repeated_access_saving(loader.dataset) if probed and not loader.num_workers else 0.0
 
     @property
     def fetch_total(self) -> FetchTotal:
-        return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
+        return self.fetch_timer.total(
+            self._dataloaders.training.loader, self._dataloaders.training.companions.all
+        )
 
     def _build_profile(self, steps: int) -> ScriptProfile:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
@@ -310,12 +312,14 @@ class ScriptProfiler:
         self._events.record_line("trainer", self._trainers.creation_line)
         self._events.record_line("affinity", *self._affinity.line)
         loader, batch_function = None, self.batch_functions.batch_function
-        if isinstance(dataloaders.loader, MarkedBatches):
-            batch_function = marked_function(dataloaders.loader)
-        elif dataloaders.loader is not None:
-            self._events.record_line("generator", generator_line(dataloaders.loader))
-            line = dataloaders.creation_line(dataloaders.loader)
-            loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
+        if isinstance(dataloaders.training.loader, MarkedBatches):
+            batch_function = marked_function(dataloaders.training.loader)
+        elif dataloaders.training.loader is not None:
+            self._events.record_line("generator", generator_line(dataloaders.training.loader))
+            line = dataloaders.training.creation_line(dataloaders.training.loader)
+            loader = loader_facts(
+                dataloaders.training.loader, line, dataloaders.transfers.host_tensors
+            )
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.batch_functions.batches_per_step)
         wrappers.accumulation = accumulation
@@ -327,8 +331,8 @@ class ScriptProfiler:
             device=device,
             loader=loader,
             companion_loaders=tuple(
-                loader_facts(companion, dataloaders.creation_line(companion))
-                for companion in dataloaders.companion_loaders
+                loader_facts(companion, dataloaders.training.creation_line(companion))
+                for companion in dataloaders.training.companions.all
                 if not isinstance(companion, MarkedBatches)
             ),
             batch_function=batch_function if loader is None else None,

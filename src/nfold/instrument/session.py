@@ -93,7 +93,7 @@ class InstrumentedRun:
             self._recorder,
             self._clock,
             repeat_passes=self._overrides.repeat_passes,
-            training_loader=lambda: self._dataloaders.loader,
+            training_loader=lambda: self._dataloaders.training.loader,
             on_last_epoch=self._leave,
             host_gaps=self._host_gaps,
         )
@@ -284,7 +284,7 @@ class InstrumentedRun:
         replays = (*self._dataloaders.replays, *self._profiler.batch_functions.replays)
         # An interleaved variant without a replay before the script ended is run separately.
         has_source = (
-            self._dataloaders.loader is not None
+            self._dataloaders.training.loader is not None
             or self._profiler.batch_functions.batch_function is not None
         )
         is_replayable = replays or (self._variant.interleaved and has_source)
@@ -330,7 +330,9 @@ class InstrumentedRun:
             "sampler_epochs": log.sampler_epochs(self._dataloaders.steps),
             # Under Join ranks may have unequal numbers of batches.
             "batches_per_epoch": (
-                None if self._profiler.uses_join else length_or_none(self._dataloaders.loader)
+                None
+                if self._profiler.uses_join
+                else length_or_none(self._dataloaders.training.loader)
             ),
         }
         if self._task.variant.profiler_steps:
