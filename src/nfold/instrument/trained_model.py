@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +25,14 @@ from nfold.instrument.hooks.runtime_hooks import EventCounter
 from nfold.instrument.optimizer_steps import StepOptimizer
 
 
+@dataclass(frozen=True, eq=False)
 class TrainedModel:
     """What the optimizers of one rank train, as far as the hooks have observed it."""
 
-    def __init__(
-        self,
-        step_optimizer: StepOptimizer,
-        wrappers: DataParallelHooks,
-        forwards: ForwardObserver,
-        events: EventCounter,
-    ) -> None:
-        self._step_optimizer = step_optimizer
-        self._wrappers = wrappers
-        self._forwards = forwards
-        self._events = events
+    _step_optimizer: StepOptimizer
+    _wrappers: DataParallelHooks
+    _forwards: ForwardObserver
+    _events: EventCounter
 
     @property
     def parameters(self) -> Sequence[Tensor]:
@@ -62,9 +57,8 @@ class TrainedModel:
     @property
     def replicated_parameters(self) -> Sequence[Tensor]:
         """The parameters that must be equal on all ranks."""
-        return replicated_parameters(
-            self.parallelism(), self._wrappers, self.parameters, self._events
-        )
+        kind = self.parallelism()
+        return replicated_parameters(kind, self._wrappers, self.parameters, self._events)
 
     def parts(
         self, parameters: Sequence[Tensor], *, every_number: bool

@@ -85,11 +85,11 @@ class RankFailure:
     has_left: bool = False
 
 
+@dataclass(frozen=True)
 class RankReports:
     """The reports of ranks in the folder at ``path``: heartbeat, samples, profile and failure."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    _path: Path
 
     def heartbeat_file(self, rank: int) -> Path:
         return self._path / f"heartbeat-{rank}"

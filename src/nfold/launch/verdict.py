@@ -47,11 +47,8 @@ class Outcome:
 
 def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Outcome:
     """Return the outcome of a run of ``processes`` ranks from its folder and how its tree ended."""
-    ranks, failures, exits = (
-        folder.reports.read_samples(),
-        folder.reports.read_failures(),
-        folder.agent.read_exit_codes(),
-    )
+    ranks, failures = folder.reports.read_samples(), folder.reports.read_failures()
+    exits = folder.agent.read_exit_codes()
     status, cause = determine_status(ending, failures, exits, len(ranks), processes)
     if cause is not None and not ending.is_hung_rank_stopped:
         places = rank_places(folder, ranks, failures)
