@@ -308,14 +308,8 @@ MAX_PUBLIC_MEMBERS = 12
 LARGE_CLASSES = (
     "ArrayDevice",
     "ConvDevice",
-    "DataLoaderHook",
-    "HandoffFolder",
     "Intervention",
     "Interventions",  # one attribute per intervention
-    "JaxBackend",
-    "NvmlDevice",
-    "ScriptProfiler",
-    "TensorFlowBackend",
     "TorchCudaDevice",
     "UserRun",
 )

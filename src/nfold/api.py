@@ -91,7 +91,7 @@ class HeartbeatObserver(Observer):
     """Reports progress of this rank to the supervisor of ``nfold run``."""
 
     def __init__(self, folder: HandoffFolder, rank: int) -> None:
-        self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+        self._heart = HeartbeatWriter(folder.reports.heartbeat_file(rank), os.getpid())
 
     def beat(self, phase: Phase, step: int, total: int = 0) -> None:
         self._heart.beat(phase, step, total, time.monotonic_ns())

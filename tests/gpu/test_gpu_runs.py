@@ -106,7 +106,7 @@ def test_a_lost_rank_frees_both_cards(host: Machine, tmp_path: Path, action: int
     def strike(progress: RunProgress) -> None:
         if progress.phase == "stepping" and progress.step > 20 and not struck:
             (path,) = (tmp_path / "measurements").iterdir()
-            beat = HandoffFolder(path).read_heartbeat(1)
+            beat = HandoffFolder(path).reports.read_heartbeat(1)
             assert beat is not None
             struck.append(beat.pid)
             os.kill(beat.pid, action)

@@ -34,7 +34,7 @@ def _retries_and_step_ms(
     workload = Workload.from_script(SCRIPT, str(count))
     found = run(workload, plan, variant, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "ok", found.cause
-    (seen,) = HandoffFolder(tmp_path / str(found.folder)).read_profiles()
+    (seen,) = HandoffFolder(tmp_path / str(found.folder)).reports.read_profiles()
     return seen.alloc_retries, median(found.ranks[0].step_ms)
 
 

@@ -45,7 +45,7 @@ def _measured(
     found = run(workload, plan, variant, machine=HOST, options=RunOptions(results=tmp_path))
     assert found.status == "ok", found.cause
     assert {len(rank.step_ms) for rank in found.ranks} == {30}
-    return found, HandoffFolder(tmp_path / str(found.folder)).read_profiles()
+    return found, HandoffFolder(tmp_path / str(found.folder)).reports.read_profiles()
 
 
 def _place(line: str) -> str:

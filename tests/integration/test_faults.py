@@ -46,7 +46,7 @@ class Injector:
             return
         (path,) = (self._results / "measurements").iterdir()
         folder = HandoffFolder(path)
-        beats = [folder.read_heartbeat(rank) for rank in range(2)]
+        beats = [folder.reports.read_heartbeat(rank) for rank in range(2)]
         self.pids = [beat.pid for beat in beats if beat is not None]
         self.pids.append(psutil.Process(self.pids[0]).ppid())
         self._action(folder)
@@ -64,7 +64,7 @@ def _run(
 
 
 def _pid(folder: HandoffFolder, rank: int) -> int:
-    beat = folder.read_heartbeat(rank)
+    beat = folder.reports.read_heartbeat(rank)
     assert beat is not None
     return beat.pid
 
@@ -130,7 +130,7 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
     assert done.cause.stalled_s is not None
     assert done.cause.signal is None
     (folder,) = started
-    beats = [HandoffFolder(folder).read_heartbeat(rank) for rank in range(2)]
+    beats = [HandoffFolder(folder).reports.read_heartbeat(rank) for rank in range(2)]
     assert _gone([beat.pid for beat in beats if beat is not None])
 
 

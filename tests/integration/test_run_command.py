@@ -54,7 +54,7 @@ from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 rank = int(os.environ["RANK"])
 folder = HandoffFolder(Path(os.environ["NFOLD_FOLDER"]))
-heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+heart = HeartbeatWriter(folder.reports.heartbeat_file(rank), os.getpid())
 def step_forever():
     while True:
         time.sleep(0.01)
@@ -160,7 +160,7 @@ from pathlib import Path
 from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
 folder = HandoffFolder(Path(os.environ["NFOLD_FOLDER"]))
-heart = HeartbeatWriter(folder.heartbeat_file(int(os.environ["RANK"])), os.getpid())
+heart = HeartbeatWriter(folder.reports.heartbeat_file(int(os.environ["RANK"])), os.getpid())
 heart.beat(Phase.STEPPING, 1, 0, time.monotonic_ns())
 print("waiting", flush=True)
 if os.environ["RANK"] == "0":

@@ -87,7 +87,7 @@ def test_script_stops_after_its_steps_and_has_a_profile(tmp_path: Path) -> None:
     assert "terminal 30 100\n" in folder.rank_log(0).read_text()
     # Nothing of the script ran after its last step.
     assert "finally" not in folder.rank_log(0).read_text()
-    seen = folder.read_profiles()
+    seen = folder.reports.read_profiles()
     assert [(one.rank, one.world_size) for one in seen] == [(0, 2), (1, 2)]
     assert {one.parallel for one in seen} == {"ddp"}
     assert seen[0].loader is not None
@@ -187,7 +187,10 @@ def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
 def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", Variant(independent=True))
     assert found.status == "ok", found.cause
-    assert [(one.rank, one.world_size) for one in folder.read_profiles()] == [(0, 1), (1, 1)]
+    assert [(one.rank, one.world_size) for one in folder.reports.read_profiles()] == [
+        (0, 1),
+        (1, 1),
+    ]
     # Each is the first of its own world, whose part of the data is the whole.
     assert found.ranks[0].sample_hashes == found.ranks[1].sample_hashes != ()
     assert "same_samples" not in {caveat.kind for caveat in found.warnings}
@@ -286,7 +289,7 @@ def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", late)
     assert found.status == "ok", found.cause
     assert [len(rank.step_ms) for rank in found.ranks] == [20, 20]
-    assert [one.world_size for one in folder.read_profiles()] == [1, 1]
+    assert [one.world_size for one in folder.reports.read_profiles()] == [1, 1]
 
 
 @repeated
@@ -294,7 +297,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     """Needs replay hints: without them the generator already runs when it is found."""
     real, folder = _measured(tmp_path, "", script=GENERATED)
     assert real.status == "ok", real.cause
-    first, other = folder.read_profiles()
+    first, other = folder.reports.read_profiles()
     maker = first.batch_function
     assert maker == other.batch_function
     assert maker is not None
@@ -313,7 +316,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
 @repeated
 def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
-    profiles = folder.read_profiles()
+    profiles = folder.reports.read_profiles()
     replayed, hints = Variant(input="replayed"), profiles[0].replay_hints
     again, _ = _measured(tmp_path, "", replayed, script=OWN_BATCHES, hints=hints)
     assert (real.status, again.status) == ("ok", "ok"), (real.cause, again.cause)
@@ -338,7 +341,7 @@ def test_collectives_of_fsdp2_are_counted_under_the_names_of_this_pytorch(tmp_pa
     gather = "all_gather_single" if renamed else "all_gather_into_tensor"
     scatter = "reduce_scatter_single" if renamed else "reduce_scatter_tensor"
     layer_bytes = 4 * WIDTH * WIDTH
-    for seen in folder.read_profiles():
+    for seen in folder.reports.read_profiles():
         assert seen.parallel == "fsdp"
         assert {c.name: (c.per_step, c.bytes_per_step) for c in seen.collectives} == {
             gather: (2 * LAYERS, 2 * LAYERS * layer_bytes / 2),

@@ -90,7 +90,9 @@ def _wait_for_mid_epoch(process: subprocess.Popen[str], results: Path) -> int:
     while True:
         assert process.poll() is None, process.communicate()[1]
         kept = [path for path in results.glob("checkpoints/*/run-*") if newest_checkpoint(path)]
-        beats = [HandoffFolder(path).read_heartbeat(0) for path in results.glob("measurements/*")]
+        beats = [
+            HandoffFolder(path).reports.read_heartbeat(0) for path in results.glob("measurements/*")
+        ]
         step = max((beat.step for beat in beats if beat), default=0)
         if kept and STEPS < step < (EPOCHS - 1) * STEPS and step % STEPS > 2:
             found = newest_checkpoint(kept[-1])
@@ -188,7 +190,7 @@ def test_a_failed_run_reports_why_and_where_its_log_is(one_device: Train) -> Non
     process = one_device.start("results")
     _wait_for_mid_epoch(process, one_device.folder / "results")
     beats = [
-        HandoffFolder(path).read_heartbeat(0)
+        HandoffFolder(path).reports.read_heartbeat(0)
         for path in one_device.folder.glob("results/measurements/*")
     ]
     (pid,) = [beat.pid for beat in beats if beat]

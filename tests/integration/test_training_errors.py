@@ -75,7 +75,7 @@ def test_an_error_is_found_in_the_probe_run(
     assert caveat.kind == error
     assert text in caveat.text
     if kind == "past-wrapper":
-        line = folder.read_profiles()[0].most_frequent_line("past_wrapper")
+        line = folder.reports.read_profiles()[0].most_frequent_line("past_wrapper")
         number = line_number(WRONG, "loss = wrapped.module.loss(inputs, targets)")
         assert str(line).endswith(f"{WRONG.name}:{number}")
 
@@ -88,7 +88,7 @@ def test_ranks_with_data_of_their_own_are_healthy(tmp_path: Path) -> None:
 
 def test_who_binds_all_ranks_to_one_core_is_recorded(tmp_path: Path) -> None:
     _, folder = probed(tmp_path, "bound")
-    first, second = folder.read_profiles()
+    first, second = folder.reports.read_profiles()
     assert first.core_ids == second.core_ids
     assert len(first.core_ids) == 1
     number = line_number(WRONG, "os.sched_setaffinity(0, {first_core})")

@@ -74,7 +74,7 @@ def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None
     with closing(WarmAgent()) as spare:
         spare.take(folder, {})
         assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
-    assert 3 in folder.read_exit_codes().values()
+    assert 3 in folder.agent.read_exit_codes().values()
     assert "exitcode" in folder.agent_log.read_text()
 
 

@@ -183,7 +183,7 @@ def test_a_watched_run_beats_its_heart(tmp_path: Path, monkeypatch: pytest.Monke
     for x in run.loader(torch.ones(6, 2), batch_size=3):
         model(x).sum().backward()
         optimizer.step()
-    beat = HandoffFolder(tmp_path).read_heartbeat(0)
+    beat = HandoffFolder(tmp_path).reports.read_heartbeat(0)
     assert beat is not None
     assert (beat.phase, beat.step) == (Phase.STEPPING, 2)
 

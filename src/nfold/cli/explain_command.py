@@ -354,7 +354,7 @@ class ScriptSubject:
 
     def _profiles(self, measurement: Measurement) -> tuple[ScriptProfile, ...]:
         folder = self.flags.results / (measurement.folder or MEASUREMENTS_FOLDER)
-        return HandoffFolder(folder).read_profiles()
+        return HandoffFolder(folder).reports.read_profiles()
 
 
 def build_script_subject(

@@ -156,7 +156,7 @@ class FolderReader:
 
     def changed_folder(self) -> HandoffFolder | None:
         """Return the folder if its samples have changed since the last call."""
-        changed_ns = 0 if self._folder is None else self._folder.samples_mtime_ns()
+        changed_ns = 0 if self._folder is None else self._folder.reports.samples_mtime_ns()
         if changed_ns == self._changed_ns:
             return None
         self._changed_ns = changed_ns
@@ -177,7 +177,7 @@ class EpochProgress(FolderReader):
     def progress(self, progress: RunProgress) -> None:
         """Print newly finished epochs and update the live line."""
         if folder := self.changed_folder():
-            self.finished(folder.read_epochs())
+            self.finished(folder.reports.read_epochs())
         words = [
             f"epoch {min(self._printed_epochs + 1, self._total)}/{self._total}",
             describe_progress(progress),
@@ -248,7 +248,7 @@ class StepProgress(FolderReader):
         """Print the lines that are complete since the last call."""
         del progress
         if self._every and (folder := self.changed_folder()):
-            self._print_completed(folder.read_samples())
+            self._print_completed(folder.reports.read_samples())
 
     def _print_completed(self, ranks: Sequence[RankSamples]) -> None:
         windows = completed_windows(ranks)

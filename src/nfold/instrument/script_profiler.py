@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
@@ -18,29 +17,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
-from nfold.core.measurement import ParameterPart
 from nfold.core.script_profile import (
     SHARDED,
     BatchFunction,
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
-    Parallelism,
     RowGradient,
     ScriptProfile,
 )
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
-from nfold.engines.torch.communication.data_parallel import (
-    SAMPLED_VALUES,
-    parameter_checksum,
-    sample_parameters,
-)
 from nfold.engines.torch.devices import Devices
 from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.distributed_hooks import (
-    LOCAL_COLLECTIVES,
     CollectiveHooks,
     DataParallelHooks,
     calling_line,
@@ -54,7 +45,7 @@ from nfold.instrument.hooks.model_hooks import (
     RecompilationCheck,
     compiled_graphs,
 )
-from nfold.instrument.hooks.patches import Patches, TrainerDetector, is_tensor_parallel
+from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.hooks.runtime_hooks import (
     COPY,
     HOST_SYNC,
@@ -87,6 +78,7 @@ from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.input.repeated_access import repeated_access_saving
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
+from nfold.instrument.trained_model import TrainedModel
 
 
 class ScriptProfiler:
@@ -117,6 +109,9 @@ class ScriptProfiler:
             self._on_model_input, step_hooks.on_compute, self._on_outermost_call
         )
         self._wrappers = DataParallelHooks(variant, lambda: self._events.record_location("wrapper"))
+        self.trained_model = TrainedModel(
+            step_optimizer, self._wrappers, self._forwards, self._events
+        )
         self._gathered = GatheredTensors(
             self._events, lambda tensor: is_parameter_of(self._wrappers.ddp, tensor)
         )
@@ -189,22 +184,6 @@ class ScriptProfiler:
         return original(module, *args, **kwargs)
 
     @property
-    def parameters(self) -> Sequence[Tensor]:
-        """The parameters that the optimizers train, in the order of their first steps."""
-        return self._step_optimizer.parameters
-
-    @property
-    def parameter_count(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
-
-    def devices(self) -> Devices:
-        for wrapped in self._wrappers.dp:
-            if wrapped.device_ids:
-                return Devices(tuple(torch.device("cuda", index) for index in wrapped.device_ids))
-        first = next((parameter.device for parameter in self.parameters), torch.device("cpu"))
-        return Devices((first,))
-
-    @property
     def step_line(self) -> str | None:
         """The line of the script that ends most steps."""
         return self._profile.most_frequent_line("step")
@@ -215,7 +194,9 @@ class ScriptProfiler:
         return bool(self._variant.current.compiled) or compiled_graphs() > 0
 
     def on_first_step(self) -> None:
-        if self._parallelism() in SHARDED and not self._variant.is_baseline("exchange"):
+        if self.trained_model.parallelism() in SHARDED and not self._variant.is_baseline(
+            "exchange"
+        ):
             raise Unsupported(
                 "exchange: the parameters are sharded, and cannot be computed without "
                 "communication; allowed are variants of the input, and the baseline on one device"
@@ -227,7 +208,7 @@ class ScriptProfiler:
         self._settings.apply(self._variant.current)
         self._events.enabled = True
         self.collectives.on_first_step()
-        if self._dataloaders.loader is None:
+        if self._dataloaders.training.loader is None:
             self.batch_functions.start()
 
     def _require_wrapper(self) -> None:
@@ -237,24 +218,6 @@ class ScriptProfiler:
                 f"{', '.join(arguments)}: the script makes no DistributedDataParallel"
             )
 
-    def _parallelism(self) -> Parallelism:
-        called = self._forwards.outermost
-        return detect_parallelism(self._wrappers, self.parameters, self._events, called)
-
-    @property
-    def replicated_parameters(self) -> Sequence[Tensor]:
-        """The parameters that must be equal on all ranks."""
-        return replicated_parameters(
-            self._parallelism(), self._wrappers, self.parameters, self._events
-        )
-
-    def parameter_parts(
-        self, parameters: Sequence[Tensor], *, every_number: bool
-    ) -> tuple[ParameterPart, ...]:
-        """Return the parameters by parts of the model, with checksums of all or of some numbers."""
-        models = self._wrappers.ddp or self._forwards.outermost
-        return parameter_parts(models, parameters, every_number=every_number)
-
     def on_step(self, step_input: StepInput) -> int:
         """Record a step and return its samples.
 
@@ -262,7 +225,7 @@ class ScriptProfiler:
         """
         self._wait_s += step_input.wait_s
         self._wrappers.on_step()
-        fed = step_input.batches or self._dataloaders.loader is not None
+        fed = step_input.batches or self._dataloaders.training.loader is not None
         if not self._dataloaders.in_warm_up:
             counted = step_input.samples if fed else self._samples_per_step
             return counted // self._slices if any(self._counts) else 1
@@ -282,7 +245,7 @@ class ScriptProfiler:
 
     def end_warm_up(self, steps: int, devices: Devices) -> None:
         """Remove the hooks of the warm-up, one step before its end, and build the profile."""
-        if self.uses_join and self._dataloaders.loader is None:
+        if self.uses_join and self._dataloaders.training.loader is None:
             raise Unsupported(
                 "Join: ranks may make unequal numbers of steps, which nfold can equalize for a "
                 "DataLoader only; next: load the batches of each rank with a DataLoader"
@@ -340,41 +303,45 @@ class ScriptProfiler:
     @functools.cached_property
     def _cached_input_fraction(self) -> float:
         # Once: the first call fills the cache.
-        loader = self._dataloaders.loader
+        loader = self._dataloaders.training.loader
         probed = self._task.variant.profiler_steps and isinstance(loader, DataLoader)
         return repeated_access_saving(loader.dataset) if probed and not loader.num_workers else 0.0
 
     @property
     def fetch_total(self) -> FetchTotal:
-        return self.fetch_timer.total(self._dataloaders.loader, self._dataloaders.companion_loaders)
+        return self.fetch_timer.total(
+            self._dataloaders.training.loader, self._dataloaders.training.companions.all
+        )
 
     def _build_profile(self, steps: int) -> ScriptProfile:
         wrappers, forwards, dataloaders = self._wrappers, self._forwards, self._dataloaders
-        device = next((str(p.device) for p in self.parameters), "cpu")
+        device = next((str(p.device) for p in self.trained_model.parameters), "cpu")
         self._events.record_line("trainer", self._trainers.creation_line)
         self._events.record_line("affinity", *self._affinity.line)
         for call in self._step_hooks.optimizer_calls:
             self._events.record_line("optimizer", *call)
         loader, batch_function = None, self.batch_functions.batch_function
-        if isinstance(dataloaders.loader, MarkedBatches):
-            batch_function = marked_function(dataloaders.loader)
-        elif dataloaders.loader is not None:
-            self._events.record_line("generator", generator_line(dataloaders.loader))
-            line = dataloaders.creation_line(dataloaders.loader)
-            loader = loader_facts(dataloaders.loader, line, dataloaders.transfers.host_tensors)
+        if isinstance(dataloaders.training.loader, MarkedBatches):
+            batch_function = marked_function(dataloaders.training.loader)
+        elif dataloaders.training.loader is not None:
+            self._events.record_line("generator", generator_line(dataloaders.training.loader))
+            line = dataloaders.training.creation_line(dataloaders.training.loader)
+            loader = loader_facts(
+                dataloaders.training.loader, line, dataloaders.transfers.host_tensors
+            )
         batches = round(median(self._batches)) if self._batches else 0
         accumulation = max(1, batches or self.batch_functions.batches_per_step)
         wrappers.accumulation = accumulation
         return ScriptProfile(
             rank=self._task.rank,
             gradient_exchanges=wrappers.exchanges_per_step(len(self._counts)),
-            parallel=self._parallelism(),
+            parallel=self.trained_model.parallelism(),
             trainer=self._trainers.used,
             device=device,
             loader=loader,
             companion_loaders=tuple(
-                loader_facts(companion, dataloaders.creation_line(companion))
-                for companion in dataloaders.companion_loaders
+                loader_facts(companion, dataloaders.training.creation_line(companion))
+                for companion in dataloaders.training.companions.all
                 if not isinstance(companion, MarkedBatches)
             ),
             batch_function=batch_function if loader is None else None,
@@ -384,7 +351,7 @@ class ScriptProfiler:
             optimizers=tuple(type(opt).__name__ for opt in self._step_optimizer.optimizers),
             step_optimizer=self._step_optimizer.index,
             steps_in_backward=self._step_hooks.steps_in_backward,
-            precision=precision_of(self.parameters, forwards.autocast),
+            precision=precision_of(self.trained_model.parameters, forwards.autocast),
             autocast=forwards.autocast,
             channels_last=forwards.channels_last,
             model_calls_hooked=forwards.keeps_hooks,
@@ -395,88 +362,9 @@ class ScriptProfiler:
             uses_join=self.uses_join,
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),
-            **model_facts(forwards.model, self.parameters),
+            **model_facts(forwards.model, self.trained_model.parameters),
             **count_facts(self._events, steps),
         )
-
-
-SHARDED_TYPES = ("DTensor", "FlatParameter")
-PIPELINING_MODULE = "torch.distributed.pipelining"
-ALL_TO_ALL = ("all_to_all", "all_to_all_single")
-POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-
-
-def detect_parallelism(
-    wrappers: DataParallelHooks,
-    parameters: Sequence[Tensor],
-    events: EventCounter,
-    models: Sequence[nn.Module] = (),
-) -> Parallelism:
-    """Return how the script uses several devices; ``models`` are the modules that it calls."""
-    if any(
-        type(p).__name__ in SHARDED_TYPES or torch_private.is_flat_parameter(p) for p in parameters
-    ):
-        return "tensor" if is_tensor_parallel(models) else "fsdp"
-    if PIPELINING_MODULE in sys.modules and any(events.counts[name] for name in POINT_TO_POINT):
-        return "pipeline"
-    if wrappers.ddp:
-        return "ddp"
-    if wrappers.dp:
-        return "dp"
-    return "other" if any(events.counts[name] for name in LOCAL_COLLECTIVES) else "none"
-
-
-def replicated_parameters(
-    parallelism: Parallelism,
-    wrappers: DataParallelHooks,
-    parameters: Sequence[Tensor],
-    events: EventCounter,
-) -> Sequence[Tensor]:
-    """Return the parameters that must be equal on all ranks: none of a sharded model.
-
-    A script that uses all-to-all has shards, such as tables or experts, outside its DDP.
-    """
-    if parallelism in SHARDED:
-        return ()
-    if parallelism != "ddp" or not any(events.counts[name] for name in ALL_TO_ALL):
-        return parameters
-    wrapped = {id(parameter) for module in wrappers.ddp for parameter in module.parameters()}
-    return [parameter for parameter in parameters if id(parameter) in wrapped]
-
-
-PART_DEPTH = 2  # names in the path of a part
-PART_SAMPLES = 4  # numbers of a part
-
-
-def parameter_parts(
-    models: Sequence[nn.Module], parameters: Sequence[Tensor], *, every_number: bool
-) -> tuple[ParameterPart, ...]:
-    """Group parameters by the first names of their paths in a model.
-
-    The checksum of a part covers every number, or only some.
-    """
-    names = {
-        id(parameter): path.removeprefix("module.").split(".")[:-1]
-        for model in models
-        for path, parameter in model.named_parameters()
-    }
-    groups: dict[str, list[Tensor]] = {}
-    for parameter in parameters:
-        path = names.get(id(parameter), ["other parameters"])
-        groups.setdefault(".".join(path[:PART_DEPTH]) or "the model", []).append(parameter)
-    return tuple(
-        ParameterPart(
-            name=name,
-            checksum=parameter_checksum(own if every_number else [*map(_some_numbers, own)]),
-            sample=sample_parameters(own)[:PART_SAMPLES],
-        )
-        for name, own in groups.items()
-    )
-
-
-def _some_numbers(parameter: Tensor) -> Tensor:
-    flat = parameter.detach().flatten()
-    return flat[:: -(-flat.numel() // SAMPLED_VALUES) or 1]
 
 
 def has_process_group() -> bool:

@@ -93,7 +93,7 @@ class InstrumentedRun:
             self._recorder,
             self._clock,
             repeat_passes=self._overrides.repeat_passes,
-            training_loader=lambda: self._dataloaders.loader,
+            training_loader=lambda: self._dataloaders.training.loader,
             on_last_epoch=self._leave,
             host_gaps=self._host_gaps,
         )
@@ -234,7 +234,7 @@ class InstrumentedRun:
             return
         self._host_gaps.end_step()
         if not self.steps:
-            self.devices = self._profiler.devices()
+            self.devices = self._profiler.trained_model.devices()
             self._clock.set_devices(self.devices)
             self._recorder.device = self.devices.describe()
         samples = self._profiler.on_step(step_input)
@@ -285,7 +285,7 @@ class InstrumentedRun:
         replays = (*self._dataloaders.replays, *self._profiler.batch_functions.replays)
         # An interleaved variant without a replay before the script ended is run separately.
         has_source = (
-            self._dataloaders.loader is not None
+            self._dataloaders.training.loader is not None
             or self._profiler.batch_functions.batch_function is not None
         )
         is_replayable = replays or (self._variant.interleaved and has_source)
@@ -310,7 +310,7 @@ class InstrumentedRun:
             peak_memory_bytes=peak,
             reserved_memory_bytes=self.devices.reserved_memory_bytes(),
             data_bytes=sum(replay.data_bytes for replay in replays),
-            parameter_count=self._profiler.parameter_count,
+            parameter_count=self._profiler.trained_model.parameter_count,
             **weights,
             **self._sample_evidence(),
             caveats=(
@@ -331,7 +331,9 @@ class InstrumentedRun:
             "sampler_epochs": log.sampler_epochs(self._dataloaders.steps),
             # Under Join ranks may have unequal numbers of batches.
             "batches_per_epoch": (
-                None if self._profiler.uses_join else length_or_none(self._dataloaders.loader)
+                None
+                if self._profiler.uses_join
+                else length_or_none(self._dataloaders.training.loader)
             ),
         }
         if self._task.variant.profiler_steps:
@@ -348,20 +350,20 @@ class InstrumentedRun:
         """
         if not self._task.variant.preserves_training:
             return {}
-        parameters = self._profiler.replicated_parameters
+        parameters = self._profiler.trained_model.replicated_parameters
         if not parameters:
             return {}
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
         found = {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
         if self._initial_parts:
-            parts = self._profiler.parameter_parts(parameters, every_number=True)
+            parts = self._profiler.trained_model.parts(parameters, every_number=True)
             begin = ParameterState(step=0, parts=tuple(self._initial_parts.values()))
             found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
         return found
 
     def _record_initial_parameters(self, optimizer: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for part in self._profiler.parameter_parts(parameters, every_number=False):
+        for part in self._profiler.trained_model.parts(parameters, every_number=False):
             self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:

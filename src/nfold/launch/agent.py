@@ -43,7 +43,7 @@ def main() -> None:
     folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _wait_for_folder()
     if os.environ.get(STATE_VARIABLE) == SHARED:
         enter_view(folder.sandbox, unshared=not sys.argv[1:])
-    sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.read_group())))
+    sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.agent.read_group())))
 
 
 def _wait_for_folder() -> HandoffFolder:
@@ -93,7 +93,7 @@ def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:
     try:
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
-        folder.write_exit_codes({rank: f.exitcode for rank, f in error.failures.items()})
+        folder.agent.write_exit_codes({rank: f.exitcode for rank, f in error.failures.items()})
         return 1
     except SignalException as error:
         return 128 + int(error.sigval)

@@ -85,16 +85,135 @@ class RankFailure:
     has_left: bool = False
 
 
+@dataclass(frozen=True)
+class RankReports:
+    """The reports of ranks in the folder at ``path``: heartbeat, samples, profile and failure."""
+
+    _path: Path
+
+    def heartbeat_file(self, rank: int) -> Path:
+        return self._path / f"heartbeat-{rank}"
+
+    def read_heartbeats(self) -> dict[int, HeartbeatRecord]:
+        """Return the last heartbeat of each rank of this node, ordered by rank."""
+        names = (file.name.partition("-")[2] for file in self._path.glob("heartbeat-*"))
+        ranks = sorted(int(name) for name in names if name.isdigit())
+        found = {rank: self.read_heartbeat(rank) for rank in ranks}
+        return {rank: beat for rank, beat in found.items() if beat is not None}
+
+    def read_heartbeat(self, rank: int) -> HeartbeatRecord | None:
+        """Return the last heartbeat of a rank, None before its first."""
+        try:
+            raw = self.heartbeat_file(rank).read_bytes()
+        except FileNotFoundError:
+            return None
+        if len(raw) != HEARTBEAT_FORMAT.size:
+            return None
+        pid, phase, step, total, at, start_ticks, inferred = HEARTBEAT_FORMAT.unpack(raw)
+        return HeartbeatRecord(pid, Phase(phase), step, total, at, start_ticks, bool(inferred))
+
+    def write_samples(self, samples: RankSamples) -> None:
+        write_json(self._path / f"rank-{samples.rank}.json", serialize(samples))
+
+    def read_samples(self) -> tuple[RankSamples, ...]:
+        """Return the samples that the ranks have written so far, ordered by rank."""
+        found = [deserialize(RankSamples, value) for value in self._read_all("rank-*.json")]
+        return tuple(sorted(found, key=lambda samples: samples.rank))
+
+    def samples_mtime_ns(self) -> int:
+        """Return when rank 0 last wrote its samples, 0 before."""
+        try:
+            return (self._path / "rank-0.json").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def read_epochs(self) -> tuple[Epoch, ...]:
+        """Return the epochs that rank 0 has finished."""
+        try:
+            samples = json.loads((self._path / "rank-0.json").read_text())
+        except FileNotFoundError:
+            return ()
+        return tuple(deserialize(Epoch, epoch) for epoch in samples["epochs"])
+
+    def write_profile(self, seen: ScriptProfile) -> None:
+        write_json(self._path / f"seen-{seen.rank}.json", serialize(seen))
+
+    def read_profiles(self) -> tuple[ScriptProfile, ...]:
+        """Return the script profiles ordered by rank.
+
+        Empty if none is written yet, or if another version of nfold wrote them: then the script
+        needs another probe run.
+        """
+        try:
+            found = [deserialize(ScriptProfile, value) for value in self._read_all("seen-*.json")]
+        except ValueError:
+            return ()
+        return tuple(sorted(found, key=lambda seen: seen.rank))
+
+    def write_failure(self, failure: RankFailure) -> None:
+        public = dataclasses.replace(failure, text=redact_text(failure.text))
+        write_json(self._path / f"error-{failure.rank}.json", serialize(public))
+
+    def read_failures(self) -> list[RankFailure]:
+        """Return the failures of all ranks, the earliest first."""
+        found = [deserialize(RankFailure, value) for value in self._read_all("error-*.json")]
+        return sorted(found, key=lambda failure: failure.monotonic_ns)
+
+    def _read_all(self, pattern: str) -> list[Any]:
+        return [json.loads(file.read_text()) for file in sorted(self._path.glob(pattern))]
+
+
+class AgentFiles:
+    """The files between the supervisor and the agent in the folder at ``path``: ranks and exits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._group_file = path / "group.json"
+        self.rank_pids_file = path / "ranks.json"
+
+    def write_group(self, group: Any) -> None:
+        """Write the ``RankGroup`` that the agent starts."""
+        write_json(self._group_file, serialize(group), private=True)
+
+    def read_group(self) -> Any:
+        return json.loads(self._group_file.read_text())
+
+    def redact_group(self) -> None:
+        """Remove secrets from the command of the group, if the agent was given one."""
+        if self._group_file.exists():
+            group = self.read_group()
+            command = list(redact_arguments(group["command"]))
+            write_json(self._group_file, {**group, "command": command})
+
+    def write_exit_codes(self, exits: dict[int, int]) -> None:
+        """Write the exit codes that torchelastic reports by rank, negative for signals."""
+        write_json(self._path / "agent.json", serialize(exits))
+
+    def read_exit_codes(self) -> dict[int, int]:
+        """Return the exit codes by rank; empty if the agent wrote none."""
+        file = self._path / "agent.json"
+        if not file.exists():
+            return {}
+        return {int(rank): code for rank, code in json.loads(file.read_text()).items()}
+
+    def write_rank_pids(self, pids: dict[int, int]) -> None:
+        """Write the process ids of the ranks for the telemetry sampler."""
+        write_json(self.rank_pids_file, serialize(pids))
+
+
 class HandoffFolder:
-    """The folder of one measurement at ``path``."""
+    """The folder of one measurement at ``path``.
+
+    ``reports`` are the files of ranks, ``agent`` those of the agent that starts them.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.telemetry_csv = path / "telemetry.csv"
-        self.ranks_file = path / "ranks.json"
         self.agent_log = path / "agent.log"
         self.sandbox = path / "scratch"
-        self._group_file = path / "group.json"
+        self.reports = RankReports(path)
+        self.agent = AgentFiles(path)
         self._arguments_file = path / "arguments.json"
 
     def rank_log(self, rank: int) -> Path:
@@ -108,15 +227,15 @@ class HandoffFolder:
     def reset_rank(self, rank: int, local_rank: int) -> None:
         """Delete files of attempts before a restart: of this rank, and of ranks that have ended."""
         (self.path / f"error-{rank}.json").unlink(missing_ok=True)
-        self.heartbeat_file(rank).unlink(missing_ok=True)
+        self.reports.heartbeat_file(rank).unlink(missing_ok=True)
         if local_rank == 0:
             gone = [
                 other
-                for other, beat in self.read_heartbeats().items()
+                for other, beat in self.reports.read_heartbeats().items()
                 if not beat.identity.is_running
             ]
             for other in gone:
-                self.heartbeat_file(other).unlink(missing_ok=True)
+                self.reports.heartbeat_file(other).unlink(missing_ok=True)
         if local_rank != rank:
             link = self.path / f"local-{local_rank}.log"
             link.unlink(missing_ok=True)
@@ -127,9 +246,6 @@ class HandoffFolder:
 
     def watch_file(self, rank: int) -> Path:
         return self.path / f"watch-{rank}.json"
-
-    def heartbeat_file(self, rank: int) -> Path:
-        return self.path / f"heartbeat-{rank}"
 
     def write_task(self, task: Task) -> None:
         """Write the task that every rank reads first; creates the folder."""
@@ -175,108 +291,14 @@ class HandoffFolder:
             replay_hints=deserialize(ReplayHints, stored["learnt"]),
         )
 
-    def write_samples(self, samples: RankSamples) -> None:
-        write_json(self.path / f"rank-{samples.rank}.json", serialize(samples))
-
-    def read_samples(self) -> tuple[RankSamples, ...]:
-        """Return the samples that the ranks have written so far, ordered by rank."""
-        found = [deserialize(RankSamples, value) for value in self._read_all("rank-*.json")]
-        return tuple(sorted(found, key=lambda samples: samples.rank))
-
-    def write_profile(self, seen: ScriptProfile) -> None:
-        write_json(self.path / f"seen-{seen.rank}.json", serialize(seen))
-
-    def read_profiles(self) -> tuple[ScriptProfile, ...]:
-        """Return the script profiles ordered by rank.
-
-        Empty if none is written yet, or if another version of nfold wrote them: then the script
-        needs another probe run.
-        """
-        try:
-            found = [deserialize(ScriptProfile, value) for value in self._read_all("seen-*.json")]
-        except ValueError:
-            return ()
-        return tuple(sorted(found, key=lambda seen: seen.rank))
-
-    def samples_mtime_ns(self) -> int:
-        """Return when rank 0 last wrote its samples, 0 before."""
-        try:
-            return (self.path / "rank-0.json").stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
-
-    def read_epochs(self) -> tuple[Epoch, ...]:
-        """Return the epochs that rank 0 has finished."""
-        try:
-            samples = json.loads((self.path / "rank-0.json").read_text())
-        except FileNotFoundError:
-            return ()
-        return tuple(deserialize(Epoch, epoch) for epoch in samples["epochs"])
-
-    def write_failure(self, failure: RankFailure) -> None:
-        public = dataclasses.replace(failure, text=redact_text(failure.text))
-        write_json(self.path / f"error-{failure.rank}.json", serialize(public))
-
-    def read_failures(self) -> list[RankFailure]:
-        """Return the failures of all ranks, the earliest first."""
-        found = [deserialize(RankFailure, value) for value in self._read_all("error-*.json")]
-        return sorted(found, key=lambda failure: failure.monotonic_ns)
-
-    def write_group(self, group: Any) -> None:
-        """Write the ``RankGroup`` that the agent starts."""
-        write_json(self._group_file, serialize(group), private=True)
-
-    def read_group(self) -> Any:
-        return json.loads(self._group_file.read_text())
-
     def remove_secrets(self) -> None:
         """Remove from the folder what ranks need and nobody may read after the run."""
         self._arguments_file.unlink(missing_ok=True)
-        if self._group_file.exists():
-            group = self.read_group()
-            write_json(
-                self._group_file, {**group, "command": list(redact_arguments(group["command"]))}
-            )
-
-    def write_exit_codes(self, exits: dict[int, int]) -> None:
-        """Write the exit codes that torchelastic reports by rank, negative for signals."""
-        write_json(self.path / "agent.json", serialize(exits))
-
-    def read_exit_codes(self) -> dict[int, int]:
-        """Return the exit codes by rank; empty if the agent wrote none."""
-        file = self.path / "agent.json"
-        if not file.exists():
-            return {}
-        return {int(rank): code for rank, code in json.loads(file.read_text()).items()}
-
-    def write_rank_pids(self, pids: dict[int, int]) -> None:
-        """Write the process ids of the ranks for the telemetry sampler."""
-        write_json(self.ranks_file, serialize(pids))
-
-    def read_heartbeats(self) -> dict[int, HeartbeatRecord]:
-        """Return the last heartbeat of each rank of this node, ordered by rank."""
-        names = (file.name.partition("-")[2] for file in self.path.glob("heartbeat-*"))
-        ranks = sorted(int(name) for name in names if name.isdigit())
-        found = {rank: self.read_heartbeat(rank) for rank in ranks}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
-
-    def read_heartbeat(self, rank: int) -> HeartbeatRecord | None:
-        """Return the last heartbeat of a rank, None before its first."""
-        try:
-            raw = self.heartbeat_file(rank).read_bytes()
-        except FileNotFoundError:
-            return None
-        if len(raw) != HEARTBEAT_FORMAT.size:
-            return None
-        pid, phase, step, total, at, start_ticks, inferred = HEARTBEAT_FORMAT.unpack(raw)
-        return HeartbeatRecord(pid, Phase(phase), step, total, at, start_ticks, bool(inferred))
+        self.agent.redact_group()
 
     def write_run_facts(self, facts: dict[str, Any]) -> None:
         """Write run.json; creates the folder."""
         write_json(self.path / "run.json", facts)
-
-    def _read_all(self, pattern: str) -> list[Any]:
-        return [json.loads(file.read_text()) for file in sorted(self.path.glob(pattern))]
 
 
 class HeartbeatWriter:

@@ -122,7 +122,7 @@ def spec_for_plan(
 
 def agent_command(folder: HandoffFolder, group: RankGroup) -> tuple[str, ...]:
     """Write the group into the folder and return the command of its agent."""
-    folder.write_group(group)
+    folder.agent.write_group(group)
     return module_command(AGENT_MODULE, str(folder.path))
 
 

@@ -68,7 +68,9 @@ class InferredHeartbeat:
 
     def __init__(self, folder: HandoffFolder, rank: int) -> None:
         self._pid = os.getpid()
-        self._writer = HeartbeatWriter(folder.heartbeat_file(rank), self._pid, is_inferred=True)
+        self._writer = HeartbeatWriter(
+            folder.reports.heartbeat_file(rank), self._pid, is_inferred=True
+        )
         self._steps = 0
 
     def install(self) -> None:
@@ -122,12 +124,12 @@ def run_target(
         rank_process.RUNNERS[kind](target, arguments)
     except SystemExit as ended:
         if ended.code not in (None, 0):
-            folder.write_failure(script_failure(ended, rank, _step(folder, rank)))
+            folder.reports.write_failure(script_failure(ended, rank, _step(folder, rank)))
             raise
     except KeyboardInterrupt:
         exit_after_handlers(128 + signal.SIGINT)  # nfold itself reports the request to stop
     except Exception as error:
-        folder.write_failure(script_failure(error, rank, _step(folder, rank)))
+        folder.reports.write_failure(script_failure(error, rank, _step(folder, rank)))
         own = error.with_traceback(_own_frames(error.__traceback__))
         sys.excepthook(type(own), own, own.__traceback__)
         sys.exit(1)
@@ -171,14 +173,14 @@ def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -
 
 
 def _step(folder: HandoffFolder, rank: int) -> int | None:
-    beat = folder.read_heartbeat(rank)
+    beat = folder.reports.read_heartbeat(rank)
     return beat.step if beat else None
 
 
 def _report_finished(folder: HandoffFolder, rank: int) -> None:
-    beat = folder.read_heartbeat(rank)
+    beat = folder.reports.read_heartbeat(rank)
     if beat is not None:
-        file = folder.heartbeat_file(rank)
+        file = folder.reports.heartbeat_file(rank)
         heart = HeartbeatWriter(file, os.getpid(), is_inferred=beat.is_inferred)
         heart.beat(Phase.FINISHED, beat.step, beat.total, time.monotonic_ns())
         heart.close()

@@ -123,7 +123,7 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _failed(self) -> bool:
-        return not self._launch.restarts and bool(self._folder.read_failures())
+        return not self._launch.restarts and bool(self._folder.reports.read_failures())
 
     def _await_own_end(self, tree: ProcessTree) -> None:
         signum = self._options.stop.signum
@@ -136,13 +136,13 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _read_beats(self, tree: ProcessTree) -> dict[int, HeartbeatRecord]:
-        beats = self._folder.read_heartbeats()
+        beats = self._folder.reports.read_heartbeats()
         identities = {rank: beat.identity for rank, beat in beats.items()}
         if identities != self._identities:
             self._identities = identities
             for identity in identities.values():
                 tree.track(identity)
-            self._folder.write_rank_pids({rank: one.pid for rank, one in identities.items()})
+            self._folder.agent.write_rank_pids({rank: one.pid for rank, one in identities.items()})
         if self._launch.reads_stdin and 0 in beats and tree.is_reading_stdin(beats[0].pid):
             self._prompted_ns = time.monotonic_ns()
         step = min((beat.step for beat in beats.values()), default=0)
@@ -276,7 +276,7 @@ class TelemetrySession:
 
     def __init__(self, folder: HandoffFolder, gpus: tuple[int, ...], options: RunOptions) -> None:
         self._csv = folder.telemetry_csv
-        self._ranks = folder.ranks_file
+        self._ranks = folder.agent.rank_pids_file
         self._gpus = gpus
         self._interval_s = options.telemetry_interval_s
         self._process: subprocess.Popen[bytes] | None = None

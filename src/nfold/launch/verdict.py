@@ -47,7 +47,8 @@ class Outcome:
 
 def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Outcome:
     """Return the outcome of a run of ``processes`` ranks from its folder and how its tree ended."""
-    ranks, failures, exits = folder.read_samples(), folder.read_failures(), folder.read_exit_codes()
+    ranks, failures = folder.reports.read_samples(), folder.reports.read_failures()
+    exits = folder.agent.read_exit_codes()
     status, cause = determine_status(ending, failures, exits, len(ranks), processes)
     if cause is not None and not ending.is_hung_rank_stopped:
         places = rank_places(folder, ranks, failures)
@@ -107,7 +108,7 @@ def rank_places(
     left = {samples.rank: samples.left_at for samples in ranks}
     failed = {failure.rank: failure for failure in failures}
     found = []
-    for rank, beat in folder.read_heartbeats().items():
+    for rank, beat in folder.reports.read_heartbeats().items():
         location, has_left = find_current_call(folder.stack_file(rank)) or "", False
         waits = WAITING_CALLS.match(location) is not None
         if rank in failed:

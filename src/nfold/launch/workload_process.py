@@ -133,7 +133,7 @@ class FolderObserver(Observer):
     def __init__(self, folder: HandoffFolder, rank: int, world_size: int = 1) -> None:
         self._folder = folder
         self._others = frozenset(range(world_size)) - {rank}
-        self._heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid())
+        self._heart = HeartbeatWriter(folder.reports.heartbeat_file(rank), os.getpid())
         self._saved = self._epoch_saved = time.monotonic()
         self._took_s = 0.0
         self._unwritten: RankSamples | None = None
@@ -155,11 +155,11 @@ class FolderObserver(Observer):
     def flush_samples(self) -> None:
         """Write the last samples, if they are not written yet."""
         if self._unwritten is not None:
-            self._folder.write_samples(self._unwritten)
+            self._folder.reports.write_samples(self._unwritten)
             self._unwritten = None
 
     def save_profile(self, profile: ScriptProfile) -> None:
-        self._folder.write_profile(profile)
+        self._folder.reports.write_profile(profile)
 
     def wait_for_other_ranks(self, step: int) -> None:
         self._await(
@@ -175,7 +175,7 @@ class FolderObserver(Observer):
 
         An early exit would make ranks fail that still communicate with this one.
         """
-        self._folder.write_samples(samples)
+        self._folder.reports.write_samples(samples)
         self.beat(Phase.FINISHED, self.step)
         self._await(lambda beat: beat.phase == Phase.FINISHED)
         kill_children()
@@ -186,7 +186,7 @@ class FolderObserver(Observer):
     ) -> None:
         deadline = time.monotonic() + AWAIT_TIMEOUT_S
         while time.monotonic() < deadline:
-            beats = {rank: self._folder.read_heartbeat(rank) for rank in self._others}
+            beats = {rank: self._folder.reports.read_heartbeat(rank) for rank in self._others}
             if all(beat is not None and come(beat) for beat in beats.values()):
                 return
             meanwhile()
@@ -217,11 +217,13 @@ def run_rank(folder: HandoffFolder, rank: int, world_size: int) -> bool:
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
         task = folder.read_task(rank=rank, local_rank=local_rank, world_size=world_size)
         task = enter_sandbox(task, folder)
-        folder.write_samples(get_framework(task.plan.framework).run_rank(task, observer))
+        folder.reports.write_samples(get_framework(task.plan.framework).run_rank(task, observer))
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:
         traceback.print_exc()
-        folder.write_failure(build_failure(error, rank, observer.step, error_location(error)))
+        folder.reports.write_failure(
+            build_failure(error, rank, observer.step, error_location(error))
+        )
         observer.flush_samples()
         return False
     finally:

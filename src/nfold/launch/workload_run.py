@@ -378,15 +378,15 @@ def _wait_for_others(folder: HandoffFolder, options: RunOptions, ended_well: boo
     deadline = time.monotonic() + options.hang_timeout_s
     waiting = set(range(1, external_world_size()))
     while waiting and time.monotonic() < deadline:
-        failed = {failure.rank for failure in folder.read_failures()}
+        failed = {failure.rank for failure in folder.reports.read_failures()}
         waiting = {other for other in waiting - failed if not _finished(folder, other)}
         time.sleep(POLL_S)
     if waiting:
-        beat = folder.read_heartbeat(min(waiting))
+        beat = folder.reports.read_heartbeat(min(waiting))
         return TreeExit(hung=(min(waiting), beat.step if beat else 0))
-    return TreeExit(exit_code=0 if ended_well and not folder.read_failures() else 1)
+    return TreeExit(exit_code=0 if ended_well and not folder.reports.read_failures() else 1)
 
 
 def _finished(folder: HandoffFolder, other: int) -> bool:
-    beat = folder.read_heartbeat(other)
+    beat = folder.reports.read_heartbeat(other)
     return beat is not None and beat.phase == Phase.FINISHED

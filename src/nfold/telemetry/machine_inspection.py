@@ -137,13 +137,14 @@ def classify_link(first: int, second: int, a: NvmlDevice, b: NvmlDevice) -> GpuL
     Without peer-to-peer copies a transfer goes through the host's memory.
     """
     detail = _nvlinks(a, b)
-    level = a.topology_level(b)
+    pair = a.pair_with(b)
+    level = pair.topology_level()
     common = "" if level is None else TOPOLOGY_LEVELS.get(level, "")
-    status = a.p2p_status(b, P2P_READ)
+    status = pair.p2p_status(P2P_READ)
     if status in P2P_REFUSALS:
         parts = filter(None, [f"P2P: {P2P_REFUSALS[status]}", detail, common])
         return GpuLink(first=first, second=second, kind="none", detail=", ".join(parts))
-    if detail or a.p2p_status(b, P2P_NVLINK) == P2P_OK:
+    if detail or pair.p2p_status(P2P_NVLINK) == P2P_OK:
         return GpuLink(first=first, second=second, kind="nvlink", detail=detail)
     return GpuLink(first=first, second=second, kind="pcie", detail=common)
 

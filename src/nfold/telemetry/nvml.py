@@ -6,6 +6,7 @@ Names and units follow nvml.h (NVML API Reference Guide). Nothing here changes a
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,14 +228,24 @@ class NvmlDevice:
             return NVSWITCH
         return _address(self._query("nvmlDeviceGetNvLinkRemotePciInfo", link))
 
-    def p2p_status(self, other: NvmlDevice, what: int) -> int | None:
+    def pair_with(self, other: NvmlDevice) -> NvmlDevicePair:
+        return NvmlDevicePair(lambda call, *rest: self._query(call, other.handle, *rest))
+
+
+class NvmlDevicePair:
+    """How two GPUs are connected. ``query`` calls an NVML function of both."""
+
+    def __init__(self, query: Callable[..., Any]) -> None:
+        self._query = query
+
+    def p2p_status(self, what: int) -> int | None:
         """Return the ``nvmlGpuP2PStatus_t`` of a capability such as ``P2P_READ``; 0 is ok."""
-        status: int | None = self._query("nvmlDeviceGetP2PStatus", other.handle, what)
+        status: int | None = self._query("nvmlDeviceGetP2PStatus", what)
         return status
 
-    def topology_level(self, other: NvmlDevice) -> int | None:
-        """Return the ``nvmlGpuTopologyLevel_t`` of two GPUs; see ``TOPOLOGY_LEVELS``."""
-        level: int | None = self._query("nvmlDeviceGetTopologyCommonAncestor", other.handle)
+    def topology_level(self) -> int | None:
+        """Return the ``nvmlGpuTopologyLevel_t`` of the GPUs; see ``TOPOLOGY_LEVELS``."""
+        level: int | None = self._query("nvmlDeviceGetTopologyCommonAncestor")
         return level
 
 

@@ -28,7 +28,7 @@ def test_every_epoch_is_told_once_also_those_that_nobody_saw_ending(tmp_path: Pa
         lines = EpochProgress(screen, 4, before=1)
         lines.started(tmp_path)
         lines.progress(_at(1))
-        folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(EPOCH,) * 2))
+        folder.reports.write_samples(RankSamples(rank=0, device="cpu", epochs=(EPOCH,) * 2))
         lines.progress(_at(2))
         lines.progress(_at(3))
         lines.finished((EPOCH,) * 4)

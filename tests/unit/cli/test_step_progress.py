@@ -51,10 +51,10 @@ def test_lines_come_from_the_files_of_the_ranks_each_window_once(tmp_path: Path)
         lines = StepProgress(screen, 20)
         lines.started(tmp_path)
         lines.progress(NOW)
-        folder.write_samples(_rank(0, 1.0, windows=1))
+        folder.reports.write_samples(_rank(0, 1.0, windows=1))
         lines.progress(NOW)
         assert stream.getvalue() == ""
-        folder.write_samples(_rank(0, 1.0, windows=2))
+        folder.reports.write_samples(_rank(0, 1.0, windows=2))
         lines.progress(NOW)
         lines.progress(NOW)
         assert stream.getvalue().startswith("step 30, loss ")
@@ -65,7 +65,7 @@ def test_lines_come_from_the_files_of_the_ranks_each_window_once(tmp_path: Path)
 
 def test_nobody_who_did_not_ask_gets_a_line(tmp_path: Path) -> None:
     stream = io.StringIO()
-    HandoffFolder(tmp_path).write_samples(_rank(0, 1.0))
+    HandoffFolder(tmp_path).reports.write_samples(_rank(0, 1.0))
     with PlainScreen(stream) as screen:
         lines = StepProgress(screen, 0)
         lines.started(tmp_path)

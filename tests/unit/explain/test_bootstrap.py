@@ -165,6 +165,29 @@ def test_what_scatters_from_tree_to_tree_makes_nothing_else_less_sure(kinds: int
     assert _width(found, _difference) > 6
 
 
+@pytest.mark.parametrize(("sampling_error_ms", "is_separate"), [(1.0, True), (0.05, False)])
+def test_real_batches_of_unequal_cost_widen_no_interval_of_replayed_ones(
+    sampling_error_ms: float, is_separate: bool
+) -> None:
+    """One device alone has other batches in every run: 10 % apart, where trees are 0.5 % apart."""
+    quiet = {0: 1.0, 1: 1.005, 2: 0.995, 3: 1.003}
+    replayed = [replicas(DESIGN, "resident"), BARRIER, NONE]
+    table: dict[MetricKey, dict[int, float]] = {
+        (trial, "step"): {n: 10 * by for n, by in quiet.items()} for trial in replayed
+    }
+    table[DESIGN.baseline, "step"] = {0: 20.0, 1: 22.0, 2: 18.0, 3: 21.0}
+    trials = [trial for trial, _ in table]
+    fit = BootstrapFit(
+        table,
+        [(trial, 0.002) for trial in trials],
+        sampling_errors={DESIGN.plan: sampling_error_ms},
+        host_ahead=trials,
+    )
+    width = _width(fit, lambda view: view.step(BARRIER) - view.step(NONE))
+    assert (width < 0.4) == is_separate
+    assert _width(fit, lambda view: view.step(DESIGN.baseline)) > 1
+
+
 def test_intervals_of_turns_hold_the_truth_about_as_often_as_they_say() -> None:
     """Two trees of five turns each, 3 % apart, in which each turn is another 2 % off."""
     draws, held, times = random.Random(5), 0, 60

@@ -41,17 +41,17 @@ def test_secret_arguments_reach_ranks_and_are_removed(tmp_path: Path) -> None:
     folder, asked = HandoffFolder(tmp_path), dataclasses.replace(task(), workload=script)
     folder.write_task(asked)
     group = RankGroup(processes=2, command=("python", "train.py", "--key=s3cret"))
-    folder.write_group(group)
+    folder.agent.write_group(group)
     text = "unrecognized arguments: --api-token s3cret"
-    folder.write_failure(RankFailure(rank=0, status="crashed", text=text))
+    folder.reports.write_failure(RankFailure(rank=0, status="crashed", text=text))
     private = [file for file in tmp_path.iterdir() if "s3cret" in file.read_text()]
     assert {file.name for file in private} == {"arguments.json", "group.json"}
     assert {file.stat().st_mode & 0o777 for file in private} == {0o600}
     assert folder.read_task(rank=0, local_rank=0, world_size=1) == asked
-    assert deserialize(RankGroup, folder.read_group()) == group
+    assert deserialize(RankGroup, folder.agent.read_group()) == group
     folder.remove_secrets()
     assert not any("s3cret" in file.read_text() for file in tmp_path.iterdir())
-    assert folder.read_group()["command"] == ["python", "train.py", "--key=***"]
+    assert folder.agent.read_group()["command"] == ["python", "train.py", "--key=***"]
 
 
 def test_a_task_without_secrets_is_one_file(tmp_path: Path) -> None:
@@ -62,22 +62,22 @@ def test_a_task_without_secrets_is_one_file(tmp_path: Path) -> None:
 
 def test_finished_epochs_are_seen_from_outside(tmp_path: Path) -> None:
     folder, epoch = HandoffFolder(tmp_path), Epoch(seconds=1.0, samples=2, train_loss=0.5)
-    assert folder.read_epochs() == ()
-    assert folder.samples_mtime_ns() == 0
-    folder.write_samples(RankSamples(rank=0, device="cpu", epochs=(epoch, epoch)))
-    assert folder.read_epochs() == (epoch, epoch)
-    assert folder.samples_mtime_ns() > 0
+    assert folder.reports.read_epochs() == ()
+    assert folder.reports.samples_mtime_ns() == 0
+    folder.reports.write_samples(RankSamples(rank=0, device="cpu", epochs=(epoch, epoch)))
+    assert folder.reports.read_epochs() == (epoch, epoch)
+    assert folder.reports.samples_mtime_ns() > 0
 
 
 def test_a_beat_is_seen_at_once_from_outside(tmp_path: Path) -> None:
     folder = HandoffFolder(tmp_path)
-    assert folder.read_heartbeat(0) is None
-    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
-    first = folder.read_heartbeat(0)
+    assert folder.reports.read_heartbeat(0) is None
+    heart = HeartbeatWriter(folder.reports.heartbeat_file(0), pid=123)
+    first = folder.reports.read_heartbeat(0)
     assert first is not None
     assert (first.pid, first.phase, first.step) == (123, Phase.STARTING, 0)
     heart.beat(Phase.STEPPING, 7, 100, 42)
-    second = folder.read_heartbeat(0)
+    second = folder.reports.read_heartbeat(0)
     assert second is not None
     assert (second.phase, second.step, second.total) == (Phase.STEPPING, 7, 100)
     assert second.monotonic_ns == 42
@@ -90,9 +90,9 @@ def test_beats_carry_the_monotonic_clock_of_the_supervisor(
 ) -> None:
     folder, begin = HandoffFolder(tmp_path), time.monotonic_ns()
     observer = make(folder, 0)
-    first = folder.read_heartbeat(0)
+    first = folder.reports.read_heartbeat(0)
     observer.beat(Phase.STEPPING, 1)
-    second = folder.read_heartbeat(0)
+    second = folder.reports.read_heartbeat(0)
     assert first is not None
     assert second is not None
     assert begin <= first.monotonic_ns <= second.monotonic_ns <= time.monotonic_ns()
@@ -108,9 +108,9 @@ def test_silence_is_measured_on_the_monotonic_clock(tmp_path: Path) -> None:
 def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
     folder = HandoffFolder(tmp_path)
     for rank in (10, 2):
-        folder.write_samples(RankSamples(rank=rank, device="cpu"))
-    folder.write_samples(RankSamples(rank=2, device="cpu", first_step_ms=1.5))
-    found = folder.read_samples()
+        folder.reports.write_samples(RankSamples(rank=rank, device="cpu"))
+    folder.reports.write_samples(RankSamples(rank=2, device="cpu", first_step_ms=1.5))
+    found = folder.reports.read_samples()
     assert [samples.rank for samples in found] == [2, 10]
     assert found[0].first_step_ms == 1.5
     assert not list(tmp_path.glob(".*"))
@@ -118,31 +118,33 @@ def test_samples_are_ordered_by_rank_and_replaced_whole(tmp_path: Path) -> None:
 
 def test_what_another_version_saw_of_a_script_is_nothing(tmp_path: Path) -> None:
     folder, seen = HandoffFolder(tmp_path), ScriptProfile(steps=40, rank=1)
-    folder.write_profile(seen)
-    assert folder.read_profiles() == (seen,)
+    folder.reports.write_profile(seen)
+    assert folder.reports.read_profiles() == (seen,)
     file = tmp_path / "seen-1.json"
     file.write_text(file.read_text().replace('"steps"', '"steps_then"'))
-    assert folder.read_profiles() == ()
+    assert folder.reports.read_profiles() == ()
 
 
 def test_the_earliest_failure_comes_first(tmp_path: Path) -> None:
     folder = HandoffFolder(tmp_path)
-    folder.write_failure(RankFailure(rank=0, status="crashed", text="later", monotonic_ns=2))
-    folder.write_failure(RankFailure(rank=1, status="oom", text="first", monotonic_ns=1))
-    assert [failure.text for failure in folder.read_failures()] == ["first", "later"]
+    folder.reports.write_failure(
+        RankFailure(rank=0, status="crashed", text="later", monotonic_ns=2)
+    )
+    folder.reports.write_failure(RankFailure(rank=1, status="oom", text="first", monotonic_ns=1))
+    assert [failure.text for failure in folder.reports.read_failures()] == ["first", "later"]
 
 
 def test_exit_codes(tmp_path: Path) -> None:
     folder = HandoffFolder(tmp_path)
-    assert folder.read_exit_codes() == {}
-    folder.write_exit_codes({0: -15, 1: -9})
-    assert folder.read_exit_codes() == {0: -15, 1: -9}
+    assert folder.agent.read_exit_codes() == {}
+    folder.agent.write_exit_codes({0: -15, 1: -9})
+    assert folder.agent.read_exit_codes() == {0: -15, 1: -9}
 
 
 def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     """Every field that a reader sees is one that was written, at any moment."""
     folder = HandoffFolder(tmp_path)
-    heart = HeartbeatWriter(folder.heartbeat_file(0), pid=123)
+    heart = HeartbeatWriter(folder.reports.heartbeat_file(0), pid=123)
     heart.beat(Phase.STEPPING, 1, 1000, 1)
     done = threading.Event()
 
@@ -154,7 +156,7 @@ def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    beats = [folder.read_heartbeat(0) for _ in range(5000)]
+    beats = [folder.reports.read_heartbeat(0) for _ in range(5000)]
     done.set()
     writer.join()
     heart.close()

@@ -82,7 +82,7 @@ def test_an_id_of_a_rank_that_the_kernel_reused_is_not_signalled(
 ) -> None:
     """A rank that was stopped left its heartbeat; its id now belongs to another process."""
     folder = HandoffFolder(tmp_path)
-    writer = HeartbeatWriter(folder.heartbeat_file(0), bystander.pid)
+    writer = HeartbeatWriter(folder.reports.heartbeat_file(0), bystander.pid)
     writer._fields[5] -= 1
     writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
     spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
@@ -100,7 +100,7 @@ def test_a_process_that_reports_is_signalled_if_it_is_of_the_run(
     environment = {**os.environ, SESSION_VARIABLE: marker}
     with subprocess.Popen(["sleep", "600"], env=environment) as reporting:
         folder = HandoffFolder(tmp_path)
-        writer = HeartbeatWriter(folder.heartbeat_file(0), reporting.pid)
+        writer = HeartbeatWriter(folder.reports.heartbeat_file(0), reporting.pid)
         writer.beat(Phase.STEPPING, 3, 0, time.monotonic_ns() - 10**9)
         spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
         ending = Supervisor(folder, spec, RunOptions(results=tmp_path, hang_timeout_s=0.5)).run()

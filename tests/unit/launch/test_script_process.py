@@ -89,7 +89,7 @@ def test_an_exception_is_a_failure_that_names_the_users_line(tmp_path: Path) -> 
     code = "import json\n\ndef load():\n    return json.loads('{')\n\nload()\n"
     (tmp_path / "train.py").write_text(code)
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
-    (failure,) = HandoffFolder(tmp_path / "run").read_failures()
+    (failure,) = HandoffFolder(tmp_path / "run").reports.read_failures()
     assert failure.text.startswith("JSONDecodeError: Expecting property name")
     assert failure.text.endswith("(train.py:4 `return json.loads('{')`)")
     assert (failure.rank, failure.status, failure.collateral) == (1, "crashed", False)
@@ -102,7 +102,7 @@ def test_an_exception_is_a_failure_that_names_the_users_line(tmp_path: Path) -> 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("a = 1\nb = = 2\n")
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 1
-    (failure,) = HandoffFolder(tmp_path / "run").read_failures()
+    (failure,) = HandoffFolder(tmp_path / "run").reports.read_failures()
     assert failure.text.endswith("(train.py:2)")
 
 
@@ -112,7 +112,7 @@ def test_exit_codes_are_kept(tmp_path: Path, code: str, failures: int) -> None:
     expected = subprocess.run([sys.executable, tmp_path / "train.py"], check=False).returncode
     done = rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path)
     assert done.returncode == expected
-    assert len(HandoffFolder(tmp_path / "run").read_failures()) == failures
+    assert len(HandoffFolder(tmp_path / "run").reports.read_failures()) == failures
 
 
 def test_the_users_own_excepthook_is_called(tmp_path: Path) -> None:
@@ -141,22 +141,23 @@ def test_what_an_attempt_before_a_restart_left_is_cleared(tmp_path: Path) -> Non
     (tmp_path / "run").mkdir()
     folder = HandoffFolder(tmp_path / "run")
     for one in (0, 1):
-        HeartbeatWriter(folder.heartbeat_file(one), pid=2**22 + 1).close()
-    HeartbeatWriter(folder.heartbeat_file(2), pid=os.getpid()).close()
-    folder.write_failure(script_process.script_failure(ValueError("before"), 0, None))
+        HeartbeatWriter(folder.reports.heartbeat_file(one), pid=2**22 + 1).close()
+    HeartbeatWriter(folder.reports.heartbeat_file(2), pid=os.getpid()).close()
+    folder.reports.write_failure(script_process.script_failure(ValueError("before"), 0, None))
     folder.reset_rank(0, 0)
-    assert folder.read_failures() == []
-    assert list(folder.read_heartbeats()) == [2]
+    assert folder.reports.read_failures() == []
+    assert list(folder.reports.read_heartbeats()) == [2]
 
 
 def test_a_rank_that_ended_well_is_done_not_silent(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom nfold.launch.handoff import HandoffFolder, HeartbeatWriter\nfrom pathlib import Path\n"
-        f"HeartbeatWriter(HandoffFolder(Path({str(tmp_path / 'run')!r})).heartbeat_file(1), os.getpid()).close()\n"
+        f"file = HandoffFolder(Path({str(tmp_path / 'run')!r})).reports.heartbeat_file(1)\n"
+        "HeartbeatWriter(file, os.getpid()).close()\n"
     )
     (tmp_path / "train.py").write_text(code)
     rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path)
-    beat = HandoffFolder(tmp_path / "run").read_heartbeat(1)
+    beat = HandoffFolder(tmp_path / "run").reports.read_heartbeat(1)
     assert beat is not None
     assert beat.phase == Phase.FINISHED
 
@@ -167,7 +168,7 @@ from nfold.launch.handoff import HandoffFolder
 from pathlib import Path
 optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
 def report():
-    print(HandoffFolder(Path(sys.argv[1])).read_heartbeat(1))
+    print(HandoffFolder(Path(sys.argv[1])).reports.read_heartbeat(1))
 report()
 for batch in torch.utils.data.DataLoader(range(2)):
     pass
@@ -195,7 +196,7 @@ def test_steps_and_batches_of_a_script_are_signs_of_life(tmp_path: Path) -> None
     assert "Phase.STARTING" in lines[0]
     assert "FIRST_STEP: 1>, step=0" in lines[1]
     assert "STEPPING: 2>, step=4" in lines[2]
-    beat = folder.read_heartbeat(1)
+    beat = folder.reports.read_heartbeat(1)
     assert beat is not None
     assert (beat.phase, beat.step, beat.is_inferred) == (Phase.FINISHED, 4, True)
 
@@ -203,14 +204,14 @@ def test_steps_and_batches_of_a_script_are_signs_of_life(tmp_path: Path) -> None
 def test_a_script_that_reports_itself_is_not_overruled(tmp_path: Path) -> None:
     own = (
         "import os, sys, torch\nfrom nfold.launch.handoff import HandoffFolder, HeartbeatWriter\n"
-        "from pathlib import Path\nfile = HandoffFolder(Path(sys.argv[1])).heartbeat_file(1)\n"
+        "from pathlib import Path\nfile = HandoffFolder(Path(sys.argv[1])).reports.heartbeat_file(1)\n"
         "HeartbeatWriter(file, os.getpid()).beat(2, 7, 0, 1)\n"
         "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).step()\n"
     )
     (tmp_path / "train.py").write_text(own)
     folder = HandoffFolder(tmp_path / "run")
     rank(folder.path, "script", "0", "train.py", str(folder.path), cwd=tmp_path)
-    beat = folder.read_heartbeat(1)
+    beat = folder.reports.read_heartbeat(1)
     assert beat is not None
     assert (beat.step, beat.is_inferred) == (7, False)
 
@@ -222,7 +223,7 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path) -> None:
     assert rank(tmp_path / "run", "script", "0", "train.py", cwd=tmp_path).returncode == 130
     folder = HandoffFolder(tmp_path / "run")
     assert folder.rank_log(1).read_text() == "saved\n"
-    assert folder.read_failures() == []
+    assert folder.reports.read_failures() == []
 
 
 def test_a_lost_rank_stays_lost_where_the_script_wraps_it() -> None:

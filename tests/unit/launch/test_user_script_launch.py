@@ -214,8 +214,8 @@ def outcome(path: Path, ending: TreeExit, *failures: RankFailure, **exits: int) 
     path.mkdir(exist_ok=True)
     folder = HandoffFolder(path)
     for failure in failures:
-        folder.write_failure(failure)
-    folder.write_exit_codes({int(rank[1:]): code for rank, code in exits.items()})
+        folder.reports.write_failure(failure)
+    folder.agent.write_exit_codes({int(rank[1:]): code for rank, code in exits.items()})
     return script_run._outcome(folder, ending)
 
 

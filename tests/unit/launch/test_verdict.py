@@ -126,7 +126,7 @@ def _folder(path: Path, steps: Mapping[int, int], finished: Collection[int] = ()
     folder = HandoffFolder(path)
     for rank, step in steps.items():
         phase = Phase.FINISHED if rank in finished else Phase.STEPPING
-        heart = HeartbeatWriter(folder.heartbeat_file(rank), os.getpid(), is_inferred=True)
+        heart = HeartbeatWriter(folder.reports.heartbeat_file(rank), os.getpid(), is_inferred=True)
         heart.beat(phase, step, 0, 1)
         heart.close()
     return folder
@@ -144,7 +144,7 @@ def test_ranks_that_wait_in_different_places_are_out_of_step(
     folder = _folder(tmp_path / "run", {0: 60, 1: 61})
     _write_stacks(folder, ("all_reduce", 37), ("backward", 31))
     if ending.hung is None:
-        folder.write_exit_codes({0: -signal.SIGABRT})  # gloo aborts if sizes differ
+        folder.agent.write_exit_codes({0: -signal.SIGABRT})  # gloo aborts if sizes differ
     outcome = read_outcome(folder, ending, 2)
     assert outcome.cause is not None
     assert outcome.cause.out_of_step
@@ -173,7 +173,7 @@ def test_a_rank_that_ended_while_another_needed_it(tmp_path: Path) -> None:
     lost = RankFailure(
         rank=0, status="crashed", text="gone", collateral=True, location="train.py:29"
     )
-    folder.write_failure(lost)
+    folder.reports.write_failure(lost)
     outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
     assert outcome.cause is not None
     assert "rank 0 is in train.py:29 after step 59; rank 1 has ended" in outcome.cause.text
@@ -181,7 +181,7 @@ def test_a_rank_that_ended_while_another_needed_it(tmp_path: Path) -> None:
 
 def test_an_error_of_a_rank_is_not_explained_by_ranks_that_ended(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "run", {0: 59, 1: 59}, finished=[1])
-    folder.write_failure(dataclasses.replace(_failure(0), location="train.py:29"))
+    folder.reports.write_failure(dataclasses.replace(_failure(0), location="train.py:29"))
     outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
     assert outcome.cause is not None
     assert not outcome.cause.out_of_step

@@ -11,7 +11,7 @@ from nfold.core.measurement import Epoch, RankSamples
 from nfold.core.script_profile import ScriptProfile
 from nfold.engines.base import Phase
 from nfold.launch import workload_process
-from nfold.launch.handoff import HandoffFolder
+from nfold.launch.handoff import HandoffFolder, RankReports
 
 EPOCH = Epoch(seconds=1.0, samples=2, train_loss=0.5)
 
@@ -33,13 +33,13 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(workload_process, "time", made)
-    written = HandoffFolder.write_samples
+    written = RankReports.write_samples
 
-    def slowly(folder: HandoffFolder, samples: RankSamples) -> None:
-        written(folder, samples)
+    def slowly(reports: RankReports, samples: RankSamples) -> None:
+        written(reports, samples)
         made.now += made.writing_s
 
-    monkeypatch.setattr(HandoffFolder, "write_samples", slowly)
+    monkeypatch.setattr(RankReports, "write_samples", slowly)
     return made
 
 
@@ -53,12 +53,12 @@ def test_an_epoch_is_told_at_once_and_a_window_once_a_second(tmp_path: Path, clo
         workload_process.FolderObserver(HandoffFolder(tmp_path), rank=0),
     )
     observer.save(_samples(1))
-    assert folder.read_epochs() == ()
+    assert folder.reports.read_epochs() == ()
     observer.save(_samples(2), epoch_ended=True)
-    assert len(folder.read_epochs()) == 2
+    assert len(folder.reports.read_epochs()) == 2
     clock.now += 1
     observer.save(_samples(3))
-    assert len(folder.read_epochs()) == 3
+    assert len(folder.reports.read_epochs()) == 3
     observer.close()
 
 
@@ -71,10 +71,10 @@ def test_writing_takes_at_most_a_hundredth_of_short_epochs(tmp_path: Path, clock
     observer.save(_samples(1), epoch_ended=True)
     clock.now += 0.4
     observer.save(_samples(2), epoch_ended=True)
-    assert len(folder.read_epochs()) == 1
+    assert len(folder.reports.read_epochs()) == 1
     clock.now += 0.2
     observer.save(_samples(3), epoch_ended=True)
-    assert len(folder.read_epochs()) == 3
+    assert len(folder.reports.read_epochs()) == 3
     observer.close()
 
 
@@ -95,6 +95,6 @@ def test_a_rank_waits_for_the_others_steps_but_not_for_ever(
     first.wait_for_other_ranks(3)
     assert not waited
     first.save_profile(ScriptProfile(rank=0, steps=3))
-    assert folder.read_profiles() == (ScriptProfile(rank=0, steps=3),)
+    assert folder.reports.read_profiles() == (ScriptProfile(rank=0, steps=3),)
     first.close()
     second.close()

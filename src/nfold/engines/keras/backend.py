@@ -75,17 +75,27 @@ def group_calls(
         yield CallGroup(order[cuts[-1].positions].reshape(1, 1, -1))
 
 
+class KerasDevices(Protocol):
+    """The devices of a plan."""
+
+    def describe(self) -> str:
+        """Return the names of the devices, for example ``cpu:0, cpu:1``."""
+
+    def memory(self) -> dict[str, int | None]:
+        """Return the ``RankSamples`` fields of the memory of the device that used most."""
+
+
 class KerasBackend(Protocol):
     """One model and its training step on the devices of a plan."""
 
     is_asynchronous: bool  # whether calls return before they are computed
 
     @property
+    def devices(self) -> KerasDevices: ...
+
+    @property
     def notes(self) -> tuple[tuple[str, str], ...]:
         """Caveats of the back end, as (kind, text)."""
-
-    def describe(self) -> str:
-        """Return the names of the devices, for example ``cpu:0, cpu:1``."""
 
     def store_training_set(self, images: Images, labels: Labels) -> None:
         """Copy the training set to every device, for resident input."""
@@ -115,9 +125,6 @@ class KerasBackend(Protocol):
         """Count correctly classified samples; calls ``beat`` after every chunk."""
 
     def weights(self) -> list[npt.NDArray[Any]]: ...
-
-    def memory(self) -> dict[str, int | None]:
-        """Return the ``RankSamples`` fields of the memory of the device that used most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,7 @@ class JaxBackend(KerasBackend):
     def __init__(
         self, task: Task, definition: KerasDefinition, opened: JaxDevices, mesh: Any
     ) -> None:
-        self._opened = opened
+        self._devices = opened
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, P())
         self._keras_model = build_model(task, definition)
@@ -69,9 +69,6 @@ class JaxBackend(KerasBackend):
         self._programs: dict[tuple[int, ...], Any] = {}
         self._count_correct = jax.jit(self._step.count_correct)
         self._plan = task.plan
-
-    def describe(self) -> str:
-        return self._opened.describe()
 
     def _split(self, samples: int, axis: int) -> NamedSharding:
         if samples % self._mesh.devices.size:
@@ -130,8 +127,9 @@ class JaxBackend(KerasBackend):
     def weights(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(value) for value in jax.device_get(self._state[0])]
 
-    def memory(self) -> dict[str, int | None]:
-        return self._opened.memory()
+    @property
+    def devices(self) -> JaxDevices:
+        return self._devices
 
     @property
     def notes(self) -> tuple[tuple[str, str], ...]:

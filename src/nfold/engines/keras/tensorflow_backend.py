@@ -64,8 +64,9 @@ class TensorFlowBackend(KerasBackend):
             return function
         return tf.function(function, autograph=False, **options)
 
-    def describe(self) -> str:
-        return self._replicas.describe()
+    @property
+    def devices(self) -> TensorFlowReplicas:
+        return self._replicas
 
     def store_training_set(self, images: Images, labels: Labels) -> None:
         whole = (np.asarray(images), labels.astype(np.int32))
@@ -118,9 +119,6 @@ class TensorFlowBackend(KerasBackend):
 
     def weights(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(v) for v in self._model_step.model.trainable_variables]
-
-    def memory(self) -> dict[str, int | None]:
-        return self._replicas.memory()
 
     def tf_dataset(
         self, groups: Sequence[CallGroup], gather: Callable[[SampleIds], HostBatch]

@@ -53,7 +53,7 @@ class KerasTrainer:
         epochs = plan.epochs or 1
         length = plan_length(plan, epochs * len(self.input))
         recorder = Recorder(
-            0, backend.describe(), self.clock, observer, length, backend.read_losses
+            0, backend.devices.describe(), self.clock, observer, length, backend.read_losses
         )
         for epoch in range(epochs):
             self._epoch(epoch, recorder)
@@ -63,7 +63,7 @@ class KerasTrainer:
             data_bytes=self.input.resident_bytes,
             parameter_checksum=checksum(weight.tobytes() for weight in weights),
             parameter_count=sum(weight.size for weight in weights),
-            **backend.memory(),
+            **backend.devices.memory(),
         )
 
     def _epoch(self, epoch: int, recorder: Recorder[Any]) -> None:

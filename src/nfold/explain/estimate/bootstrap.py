@@ -158,11 +158,14 @@ class BootstrapFit:
         steps = {key: own for key, own in residuals.items() if key[1] == "step"}
         of_trees, of_runs, free = _split_residuals(steps, self._process_trees)
         self.degrees_of_freedom = _degrees_of_freedom(of_trees)
-        self._tree_errors: dict[bool, float] = {}
+        self._batches_vary = _batches_vary(table, self._sampling_errors)
+        self._tree_errors: dict[tuple[bool, bool], float] = {}
         self._run_errors: dict[TrialRun, float] = {}
         for ahead in (False, True):
-            errors = [error for one, error in standard_errors if (one in self._host_ahead) == ahead]
-            self._tree_errors[ahead] = self._tree_error(of_trees, errors, ahead)
+            for varies in (False, True):
+                own = [e for one, e in standard_errors if self._kind(one) == (ahead, varies)]
+                errors = own or [e for one, e in standard_errors if self._kind(one)[0] == ahead]
+                self._tree_errors[ahead, varies] = self._tree_error(of_trees, errors, ahead, varies)
             self._run_errors |= self._interleaved_errors(of_runs, free, within_errors or {}, ahead)
         fitted = {key: self._fitted_value(key) for key in self._rounds}
         reference = _reference_ranks(fitted, self._relative_error)
@@ -237,23 +240,36 @@ class BootstrapFit:
         draws: np.random.Generator,
         trees: Mapping[str, NDArray[np.float64]],
     ) -> NDArray[np.float64]:
-        error = self._tree_errors[run[0] in self._host_ahead]
         tree = self._process_trees.get(run)
         if tree is None:
-            return error * draws.standard_normal(self._resamples)
+            return self._relative_error(run[0]) * draws.standard_normal(self._resamples)
+        error = self._tree_errors[run[0] in self._host_ahead, False]
         own = self._run_errors[run] * draws.standard_normal(self._resamples)
         return error * trees[tree] + own
 
     def _relative_error(self, trial: Trial) -> float:
-        return self._tree_errors[trial in self._host_ahead]
+        return self._tree_errors[self._kind(trial)]
+
+    def _kind(self, trial: Trial) -> tuple[bool, bool]:
+        """Return whether hosts are ahead, and whether the work differs from run to run."""
+        varies = self._batches_vary and trial.variant.input == "real"
+        return trial in self._host_ahead, varies
 
     def _tree_error(
-        self, residuals: StepResiduals, standard_errors: Sequence[float], ahead: bool
+        self, residuals: StepResiduals, standard_errors: Sequence[float], ahead: bool, varies: bool
     ) -> float:
         # By whether hosts are ahead: the noise of hosts that are not affects only their trials.
+        # Other batches in every run are no error of a tree. They affect only trials that run
+        # alone: in a shared tree they are part of the run's own error.
         repeated = [rounds.values() for rounds in residuals.values() if len(rounds) > 1]
-        trees = [self._with_host_ahead(trials, ahead) for rounds in repeated for trials in rounds]
-        own = [fmean(trials.values()) for trials in trees if trials]
+        kind = (ahead, varies)
+        trees = [
+            [residual for trial, residual in trials.items() if self._kind(trial) == kind]
+            for rounds in repeated
+            for trials in rounds
+            if not varies or len(trials) == 1
+        ]
+        own = [fmean(each) for each in trees if each]
         freedom = self.degrees_of_freedom * len(own) / len(trees) if trees else 0.0
         return uncertainty.run_error(own, freedom, standard_errors, host_ahead=ahead)
 
@@ -277,6 +293,18 @@ class BootstrapFit:
 
     def _with_host_ahead(self, members: Mapping[Trial, Member], ahead: bool) -> dict[Trial, Member]:
         return {one: value for one, value in members.items() if (one in self._host_ahead) == ahead}
+
+
+def _batches_vary(
+    table: Mapping[MetricKey, ValuesByRound], sampling_errors: Mapping[Plan, float]
+) -> bool:
+    """Return whether a mean step depends on its batches more than on its process tree."""
+    return any(
+        name == "step"
+        and sampling_errors.get(trial.plan, 0.0)
+        > uncertainty.INTER_TREE_ERROR_HOST_AHEAD * max(rounds.values())
+        for (trial, name), rounds in table.items()
+    )
 
 
 def _shared_error_key(key: MetricKey) -> tuple[Hashable, ...]:

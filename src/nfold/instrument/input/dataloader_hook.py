@@ -31,24 +31,21 @@ from nfold.instrument.input.epoch_passes import (
     CREATION_LINES_ATTRIBUTE,
     PASS_ATTRIBUTE,
     RENEWAL_ATTRIBUTE,
-    CompanionLoaders,
     EpochPass,
     InstrumentedIterator,
     StepCounter,
-    full_epoch_length,
     is_first_pass,
     length_or_none,
     record_next_index,
     repeat_epochs,
     repeats_epochs,
-    same_creation_line,
-    same_dataset,
     script_sampler,
     step_one_cycle,
     truncate_epochs,
 )
 from nfold.instrument.input.fetch_times import WeakIdentityDict
 from nfold.instrument.input.marked_batches import MarkedBatches, NestedLoaders
+from nfold.instrument.input.training_loaders import TrainingLoaders
 from nfold.instrument.rank_environment import computes_slice
 from nfold.instrument.torch_private import NEXT_INDEX, BaseDataLoaderIter
 
@@ -56,9 +53,6 @@ from nfold.instrument.torch_private import NEXT_INDEX, BaseDataLoaderIter
 @dataclass(eq=False)
 class DataLoaderHook:
     """Counts, times and replays the batches of all DataLoaders of a process.
-
-    A DataLoader feeds the training if a step followed on one of its batches in the warm-up, or if
-    it replaces such a loader: some scripts construct a new one for every epoch.
 
     Args:
         prepare: called with a loader before it is iterated.
@@ -78,13 +72,11 @@ class DataLoaderHook:
     def __post_init__(self) -> None:
         self._always_real = self.variant.is_baseline("input")
         self.on_batch_request = self.listener.on_batch_request
-        self._creation_lines: WeakIdentityDict[str] = WeakIdentityDict()
         self.transfers = DeviceTransferTracker()
         # index of the last replayed batch, None for a real batch
         self.replayed_index: int | None = None
         self._replays: dict[tuple[int, str], BatchReplay] = {}
-        self._training: dict[int, Any] = {}
-        self._companions = CompanionLoaders()
+        self.training = TrainingLoaders()
         self._last_loader: Any = None
         self._workers_active = False
         self._pending: dict[int, StepInput] = {}
@@ -114,21 +106,10 @@ class DataLoaderHook:
         return iter(marked) if isinstance(iterable, Iterator) else marked
 
     @property
-    def loader(self) -> Any:
-        return next(reversed(self._training.values()), None)
-
-    def creation_line(self, loader: Any) -> str | None:
-        """Return the user line that constructed the first loader over this dataset."""
-        return self._creation_lines.get(loader.dataset)
-
-    @property
-    def companion_loaders(self) -> tuple[Any, ...]:
-        return self._companions.all
-
-    @property
     def sample_log(self) -> SampleLog:
         """The samples of the loader that feeds the training."""
-        return self._sample_log(self.loader.dataset) if self.loader is not None else SampleLog()
+        loader = self.training.loader
+        return SampleLog() if loader is None else self._sample_log(loader.dataset)
 
     def _sample_log(self, dataset: Any) -> SampleLog:
         log = self._sample_logs.get(dataset)
@@ -137,24 +118,9 @@ class DataLoaderHook:
             self._sample_logs.put(dataset, log)
         return log
 
-    def feeds_epochs(self, loader: Any) -> bool:
-        """Return whether steps followed on the loader's batches, so that its passes are epochs."""
-        return id(loader) in self._training
-
-    def _feeds_training(self, loader: Any) -> bool:
-        return self.feeds_epochs(loader) or loader in self._companions
-
     def end_warm_up(self) -> None:
-        """Choose the longest of the loaders of a step: its passes are the epochs."""
         self.in_warm_up = False
-        self._companions.end_warm_up()
-        if self.loader is None:
-            return
-        longest = max((self.loader, *self.companion_loaders), key=full_epoch_length)
-        if longest in self._companions:
-            self._companions.replace(longest, self.loader)
-            del self._training[id(self.loader)]
-            self._training[id(longest)] = longest
+        self.training.end_warm_up()
 
     @property
     def replays(self) -> tuple[BatchReplay, ...]:
@@ -167,18 +133,18 @@ class DataLoaderHook:
             # A pending input with this id is of a loader that was deleted.
             self._pending.pop(id(loader), None)
             if torch.is_grad_enabled():
-                companion = self._companions.replace_predecessor(loader)
+                companion = self.training.companions.replace_predecessor(loader)
                 if companion is not None:
                     self._move_replays(loader, companion)
                 else:
                     self._replace_predecessor(loader, same_dataset_only=True)
         else:
             self._abandon_pass(loader)
-        if self.renews_iterators and self.feeds_epochs(loader):
+        if self._renews_iterators and self.training.feeds_epochs(loader):
             vars(loader)[RENEWAL_ATTRIBUTE] = current_user_line()
             self.on_batch_request()
-        elif loader not in self._companions:
-            self.listener.on_pass_start(feeds_training=self.feeds_epochs(loader))
+        elif loader not in self.training.companions:
+            self.listener.on_pass_start(feeds_training=self.training.feeds_epochs(loader))
         iterator = InstrumentedIterator(loader, lambda: original_iter(loader), self)
         iterator.epoch_pass.steps_before = self.steps
         self._sample_log(loader.dataset).begin_epoch(self.steps, shuffled_epoch(loader))
@@ -199,25 +165,21 @@ class DataLoaderHook:
     def _count_pass_of_one_step(self, loader: Any, last: EpochPass) -> None:
         length = length_or_none(loader)
         is_whole = last.is_over or (length is not None and last.batches >= length)
-        if self.in_warm_up and self.feeds_epochs(loader):
+        if self.in_warm_up and self.training.feeds_epochs(loader):
             one = not is_whole and self.steps == last.steps_before + 1
             self._passes_of_one_step = self._passes_of_one_step + 1 if one else 0
 
     @property
-    def renews_iterators(self) -> bool:
+    def _renews_iterators(self) -> bool:
         """Return whether every step makes an iterator: its passes are no epochs."""
         return self._passes_of_one_step >= MIN_PASSES_OF_ONE_STEP
 
     def _replace_predecessor(self, loader: Any, *, same_dataset_only: bool) -> None:
-        for old in self._training.values():
-            if same_creation_line(old, loader) and (
-                not same_dataset_only or same_dataset(old, loader)
-            ):
-                self._abandon_pass(old)
-                del self._training[id(old)]
-                self._training[id(loader)] = loader
-                self._move_replays(loader, old)
-                return
+        old = self.training.predecessor(loader, same_dataset_only=same_dataset_only)
+        if old is not None:
+            self._abandon_pass(old)
+            self.training.replace(old, loader)
+            self._move_replays(loader, old)
 
     def _move_replays(self, loader: Any, predecessor: Any) -> None:
         for kind in [kind for number, kind in self._replays if number == id(predecessor)]:
@@ -233,7 +195,9 @@ class DataLoaderHook:
     def _real_iterator(self, iterator: InstrumentedIterator) -> Iterator[Any]:
         if not iterator.is_started:
             loader, iterator.is_started = iterator.loader, True
-            if torch.is_grad_enabled() and (not self._training or self._feeds_training(loader)):
+            if torch.is_grad_enabled() and (
+                self.training.loader is None or self.training.feeds_step(loader)
+            ):
                 self.prepare(loader)
             iterator.source = iterator.make_iterator()
         return iterator.source
@@ -249,7 +213,7 @@ class DataLoaderHook:
 
     def next_batch(self, iterator: InstrumentedIterator) -> Any:
         loader = iterator.loader
-        feeds_training = self._feeds_training(loader)
+        feeds_training = self.training.feeds_step(loader)
         if feeds_training:
             self.on_batch_request()
         if not feeds_training or self._always_real:
@@ -302,16 +266,16 @@ class DataLoaderHook:
             if isinstance(iterator.loader, MarkedBatches):
                 tensors = list(iter_tensors(batch))
                 iterator.loader.on_device = bool(tensors) and all(map(on_device, tensors))
-            self._companions.record_batch(iterator.loader)
+            self.training.companions.record_batch(iterator.loader)
         if self._last_loader is None or torch.is_grad_enabled():
             # An evaluation may lie between a batch and its step.
             self._last_loader = iterator.loader
-        if not self._feeds_training(iterator.loader):
+        if not self.training.feeds_step(iterator.loader):
             self.listener.on_other_batch()
         elif (
             iterator.epoch_pass.batches == 1
-            and self.feeds_epochs(iterator.loader)
-            and not self.renews_iterators
+            and self.training.feeds_epochs(iterator.loader)
+            and not self._renews_iterators
         ):
             self.first_waits_s.append(wait_s)
             if iterator.loader.num_workers and self.variant.current.input == "real":
@@ -320,30 +284,29 @@ class DataLoaderHook:
     def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
         """End a pass once; a loop that counts batches does not request the end."""
         ended, epoch_pass.is_over = not epoch_pass.is_over, True
-        if ended and self.feeds_epochs(loader) and not self.renews_iterators:
+        if ended and self.training.feeds_epochs(loader) and not self._renews_iterators:
             self.epochs_completed += 1
             self.listener.on_pass_end()
 
     def on_pass_abandoned(self, loader: Any, line: str | None) -> None:
-        if self.feeds_epochs(loader):
+        if self.training.feeds_epochs(loader):
             self.left_at = line
 
     def take_step_input(self) -> StepInput:
         self.steps += 1
         if self.in_warm_up and self._last_loader is not None:
-            self._training[id(self._last_loader)] = self._last_loader
-            self._companions.on_step(self._training)
-        elif self._last_loader is not None and not self._pending.keys() & self._training.keys():
+            self.training.add(self._last_loader)
+        elif self._last_loader is not None and not self._pending.keys() & self.training.ids:
             self._replace_predecessor(self._last_loader, same_dataset_only=False)
         pending, self._pending, self._last_loader = self._pending, {}, None
         total = StepInput()
         for key, step_input in pending.items():
-            if key in self._training:
+            if key in self.training.ids:
                 total.samples += step_input.samples
                 total.sample_hash += step_input.sample_hash
                 total.batches += step_input.batches
                 total.wait_s += step_input.wait_s
-        companions = (pending.get(id(companion)) for companion in self.companion_loaders)
+        companions = (pending.get(id(companion)) for companion in self.training.companions.all)
         total.wait_s += sum(companion.wait_s for companion in companions if companion)
         return total
 
@@ -352,8 +315,7 @@ class DataLoaderHook:
         line = current_user_line()
         if line is not None:
             vars(loader)[CREATION_LINES_ATTRIBUTE] = user_stack()
-            if self._creation_lines.get(loader.dataset) is None:
-                self._creation_lines.put(loader.dataset, line)
+            self.training.record_creation(loader, line)
 
 
 @dataclass

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
-import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from nfold.core.errors import Unsupported
@@ -278,51 +277,3 @@ def _index_source(loader: Any) -> Any:
 def _set_index_source(loader: Any, replacement: SamplerWrapper) -> None:
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"
     vars(loader)[name] = replacement
-
-
-class CompanionLoaders:
-    """Loaders that provide a batch in every step besides the loader that counts epochs.
-
-    Semi-supervised training, for example, has labelled and other samples. The shorter loader
-    restarts in the middle of an epoch. A companion provides batches in two consecutive steps of the
-    warm-up.
-    """
-
-    def __init__(self) -> None:
-        self._loaders: dict[int, Any] = {}
-        self._current_step: dict[int, Any] = {}
-        self._previous_step: dict[int, Any] = {}
-
-    def __contains__(self, loader: Any) -> bool:
-        return id(loader) in self._loaders
-
-    @property
-    def all(self) -> tuple[Any, ...]:
-        return tuple(self._loaders.values())
-
-    def record_batch(self, loader: Any) -> None:
-        if torch.is_grad_enabled():
-            self._current_step[id(loader)] = loader
-
-    def on_step(self, epoch_loaders: Any) -> None:
-        """End a step of the warm-up; ``epoch_loaders`` (by id) are no companions."""
-        current, previous = self._current_step, self._previous_step
-        self._loaders |= {key: loader for key, loader in current.items() if key in previous}
-        for key in epoch_loaders:
-            self._loaders.pop(key, None)
-        self._previous_step, self._current_step = current, {}
-
-    def end_warm_up(self) -> None:
-        self._current_step, self._previous_step = {}, {}
-
-    def replace(self, loader: Any, replacement: Any) -> None:
-        del self._loaders[id(loader)]
-        self._loaders[id(replacement)] = replacement
-
-    def replace_predecessor(self, loader: Any) -> Any:
-        """Replace the companion that the same line made for the same dataset, and return it."""
-        for old in self.all:
-            if same_creation_line(old, loader) and same_dataset(old, loader):
-                self.replace(old, loader)
-                return old
-        return None

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from instrumented import dataset, instrumented, loop, model, script_task
 from nfold.core.variant import Variant
 from nfold.engines.interleaver import ActiveVariant
-from nfold.instrument import script_profiler
+from nfold.instrument import trained_model
 from nfold.instrument.hooks import patches as patches_module
 from nfold.instrument.hooks.distributed_hooks import LOCAL_COLLECTIVES, CollectiveHooks
 from nfold.instrument.hooks.patches import Patches
@@ -61,7 +61,7 @@ def test_tensor_parallel_and_fsdp_are_distinguished() -> None:
     held = [DTensor(torch.zeros(1))]
     wrappers: Any = SimpleNamespace(ddp=[], dp=[])
     kinds = [
-        script_profiler.detect_parallelism(wrappers, held, EventCounter(), (one,))
+        trained_model.detect_parallelism(wrappers, held, EventCounter(), (one,))
         for one in (whole, parts)
     ]
     assert kinds == ["fsdp", "tensor"]
@@ -74,18 +74,16 @@ def test_pipeline_parallelism_is_detected(
     if imported:
         monkeypatch.setitem(
             sys.modules,
-            script_profiler.PIPELINING_MODULE,
-            ModuleType(script_profiler.PIPELINING_MODULE),
+            trained_model.PIPELINING_MODULE,
+            ModuleType(trained_model.PIPELINING_MODULE),
         )
     else:
-        monkeypatch.delitem(sys.modules, script_profiler.PIPELINING_MODULE, raising=False)
+        monkeypatch.delitem(sys.modules, trained_model.PIPELINING_MODULE, raising=False)
     tally = EventCounter()
     tally.enabled = True
     tally.count("collective", "isend", 8)
     wrappers: Any = SimpleNamespace(ddp=[], dp=[])
-    assert (
-        script_profiler.detect_parallelism(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
-    )
+    assert trained_model.detect_parallelism(wrappers, [nn.Parameter(torch.zeros(1))], tally) == kind
 
 
 @pytest.mark.parametrize("sent", ["all_to_all_single", "all_reduce"])
@@ -97,7 +95,7 @@ def test_sharded_tables_are_not_replicated(kind: Any, most: int, sent: str) -> N
     tally.count("collective", sent, 8)
     wrappers: Any = SimpleNamespace(ddp=[dense], dp=[])
     held = [dense.weight, table]
-    found = script_profiler.replicated_parameters(kind, wrappers, held, tally)
+    found = trained_model.replicated_parameters(kind, wrappers, held, tally)
     expected = held[:most] if sent != "all_reduce" or not most else held
     assert [id(one) for one in found] == [id(one) for one in expected]
 
