@@ -69,7 +69,9 @@ def measured(folder: Path, variant: Variant) -> tuple[list[dict[str, Any]], Scri
     handoff = HandoffFolder(folder / found.folder)
     lines = [handoff.rank_log(rank).read_text().splitlines() for rank in range(2)]
     facts = [next(line for line in own if line.startswith(MARK)) for own in lines]
-    return [json.loads(fact.removeprefix(MARK)) for fact in facts], handoff.read_profiles()[0]
+    return [json.loads(fact.removeprefix(MARK)) for fact in facts], handoff.reports.read_profiles()[
+        0
+    ]
 
 
 def test_remedies_change_a_script_and_train_it_as_before(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "ddp_bucket_mb",
         "gradient_as_bucket_view",
         "nccl_algorithm",
+        "nccl_protocol",
     ),
     "synchronization": (
         "find_unused_parameters",
@@ -62,6 +63,9 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "single-process": ("strategy",),
 }
 STANDARD = (
+    "anomaly_detection",  # these three are tried only where the script has what they change
+    "find_unused_parameters",
+    "set_grads_to_none",
     "workers",
     "compiled",
     "step",
@@ -72,10 +76,9 @@ STANDARD = (
     "ddp_static_graph",
     "gradient_as_bucket_view",
     "broadcast_buffers",
-    "find_unused_parameters",
     "loader_pin_memory",
     "loader_persistent_workers",
-    "anomaly_detection",
+    "non_blocking_copies",
     "garbage_collection_frozen",
 )
 

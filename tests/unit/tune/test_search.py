@@ -1,0 +1,198 @@
+"""The search of ``nfold tune`` on the simulated framework, whose costs are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from explaining import HOST, Memory, failed, script_runner, target
+from nfold.core.errors import RunFailure
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.variant import Variant
+from nfold.engines.simulated import Scenario
+from nfold.explain.design import ExperimentDesign, Trial
+from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.trials import WorkloadRunner
+from nfold.launch.launch_spec import StopRequest
+from nfold.tune.result import TuneResult
+from nfold.tune.search import Search, TuneEvents
+
+PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
+PROFILE = ScriptProfile(
+    steps=30,
+    loader=DataLoaderProfile(
+        batch_size=100, batches_per_epoch=20, dataset_size=2000, created_at="train.py:7"
+    ),
+    samples_per_step=100.0,
+    device="cuda:0",
+    world_size=2,
+    process_group=True,
+    parallel="ddp",
+    backend="nccl",
+    broadcast_buffers=True,
+    buffers=10,
+    detects_anomalies=True,
+    find_unused_parameters=True,
+    optimizers=("AdamW",),
+    precision="fp32",
+)
+COSTS: dict[str, Any] = {
+    "compute_ms_per_sample": 0.1,
+    "samples_per_epoch": 2000,
+    "noise": 0.01,
+    "process_noise": 0.004,
+}
+Sabotage = Callable[[Measurement, Variant], Measurement]
+
+
+class Simulation:
+    """Runs of a scenario: every one takes a second; ``sabotage`` changes measurements."""
+
+    def __init__(self, scenario: Scenario, sabotage: Sabotage | None = None) -> None:
+        self.seconds = 0.0
+        self._usual, self._sabotage = script_runner(scenario), sabotage
+        self.runner = target(scenario, Memory(), self._run)
+
+    def _run(
+        self, workload: Any, plan: Plan, variant: Variant | None = None, **more: Any
+    ) -> Measurement:
+        self.seconds += 1.0
+        found: Measurement = self._usual(workload, plan, variant, **more)
+        losses = tuple((step, 1.0 / step) for step in range(1, 21))
+        found = dataclasses.replace(
+            found, ranks=tuple(dataclasses.replace(rank, losses=losses) for rank in found.ranks)
+        )
+        return self._sabotage(found, variant or Variant()) if self._sabotage else found
+
+    def explain(
+        self, runner: WorkloadRunner, seconds: float
+    ) -> tuple[ExperimentDesign, Experiment]:
+        budget = TimeBudget(seconds, now=lambda: self.seconds)
+        experiment = Experiment(runner, budget, ExperimentEvents())
+        design = probe_script(experiment, PLACE, None, HOST, lambda _: (PROFILE,))
+        return experiment.run(design), experiment
+
+    def tune(self, budget_s: float = 400.0, allowed: Collection[str] = ()) -> TuneResult:
+        search = Search(
+            runner=self.runner,
+            explain=self.explain,
+            time_budget=TimeBudget(budget_s, now=lambda: self.seconds),
+            events=TuneEvents(),
+            stop=StopRequest(),
+            cores=HOST.cores,
+            allowed=frozenset(allowed),
+        )
+        return search.run()
+
+
+def scenario(**costs: Any) -> Scenario:
+    return Scenario(**{**COSTS, **costs})
+
+
+def outcomes(result: TuneResult) -> dict[str, str]:
+    return {one.remedy.name: one.outcome for one in result.tried}
+
+
+def test_remedies_of_known_costs_are_kept_and_verified() -> None:
+    result = Simulation(scenario(anomaly_ms=5.0, unused_ms=2.0)).tune()
+    kept = {one.name for one in result.kept}
+    assert {"anomaly_detection", "find_unused_parameters"} <= kept
+    gain = result.verification.gain
+    assert gain is not None
+    assert gain.low is not None
+    assert result.is_verified
+    assert gain.value == pytest.approx(17 / 10, rel=0.03)
+
+
+def test_a_remedy_that_is_slower_is_not_kept() -> None:
+    result = Simulation(
+        scenario(anomaly_ms=5.0, intervention_ms={"gradient_as_bucket_view": -1.0})
+    ).tune()
+    assert outcomes(result)["gradient_as_bucket_view"] == "no gain"
+    assert {one.name for one in result.kept} == {"anomaly_detection"}
+
+
+def test_a_remedy_that_changes_losses_is_not_kept() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if variant.find_unused_parameters:
+            return found
+        wrong = tuple((step, 1.1 / step) for step in range(1, 21))
+        ranks = (dataclasses.replace(rank, losses=wrong) for rank in found.ranks)
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    result = Simulation(scenario(anomaly_ms=5.0, unused_ms=2.0), sabotage).tune()
+    assert outcomes(result)["find_unused_parameters"] == "changes training"
+    assert {one.name for one in result.kept} == {"anomaly_detection"}
+    assert result.is_verified
+
+
+def test_a_remedy_that_crashes_on_one_rank_is_not_kept() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if variant.find_unused_parameters:
+            return found
+        return failed(Trial(plan=found.plan, variant=variant), "rank 1: RuntimeError: unused")
+
+    result = Simulation(scenario(anomaly_ms=5.0, unused_ms=2.0), sabotage).tune()
+    (tried,) = [one for one in result.tried if one.remedy.name == "find_unused_parameters"]
+    assert tried.outcome == "failed"
+    assert "rank 1: RuntimeError: unused" in tried.reason
+    assert result.is_verified
+
+
+def test_what_only_helped_by_drift_is_not_kept() -> None:
+    """Every run is faster than the one before it."""
+    runs = 0
+
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        nonlocal runs
+        runs += 1
+        factor = 0.99**runs
+        ranks = []
+        for rank in found.ranks:
+            windows = tuple(
+                dataclasses.replace(one, seconds=factor * one.seconds) for one in rank.windows
+            )
+            step_ms = tuple(factor * one for one in rank.step_ms)
+            ranks.append(dataclasses.replace(rank, windows=windows, step_ms=step_ms))
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    result = Simulation(scenario(), sabotage).tune()
+    assert not result.is_verified
+
+
+def test_remedies_that_change_the_training_need_permission() -> None:
+    costs = scenario(intervention_ms={"tf32": 5.0})
+    assert "tf32" not in outcomes(Simulation(costs).tune())
+    result = Simulation(costs).tune(allowed=["precision"])
+    assert {one.name for one in result.kept} == {"tf32"}
+
+
+@pytest.mark.slow
+def test_healthy_runs_keep_nothing() -> None:
+    kept = [
+        one.name
+        for seed in range(40)
+        for one in Simulation(scenario(noise_seed=seed)).tune(150.0).kept
+    ]
+    assert kept == []
+
+
+def test_without_time_nothing_is_tried() -> None:
+    result = Simulation(scenario(anomaly_ms=5.0)).tune(6.0)
+    assert set(outcomes(result).values()) <= {"not tried", "refused"}
+    assert result.verification.gain is None
+
+
+def test_an_original_that_fails_is_an_error() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if variant.random_seed is None:
+            return found
+        return failed(Trial(plan=found.plan, variant=variant), "no seed, please")
+
+    with pytest.raises(RunFailure, match="no seed, please"):
+        Simulation(scenario(), sabotage).tune()
