@@ -17,6 +17,7 @@ class Tf32Products(TorchSetting[bool]):
     labels = {True: "TF32"}
     kind = "remedy"
     numerics = "training"  # errors of products are 1000 times those of fp32 rounding
+    permission = "precision"
     switchable = True
 
     def refusal(self, value: bool, plan: Plan) -> str | None:
