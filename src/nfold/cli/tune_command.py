@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from nfold.cli import render
@@ -21,6 +22,7 @@ from nfold.cli.tune_screen import TuneProgress, print_result
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
+from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
 from nfold.core.workload import Workload
 from nfold.explain.design import ExperimentDesign
@@ -38,8 +40,8 @@ from nfold.tune.keep import (
     write_patch,
     write_settings,
 )
-from nfold.tune.remedies import PERMISSIONS
-from nfold.tune.result import TuneResult
+from nfold.tune.remedies import PERMISSIONS, Remedy
+from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search
 
 NOT_VERIFIED = 3
@@ -63,6 +65,7 @@ def run_tune(request: TuneOptions) -> int:
     budget_s = parse_seconds(request.budget)
     machine = inspect_machine()
     subject = build_subject(request, machine)
+    folder = explanation_folder(request.results, subject.workload)
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
@@ -84,13 +87,13 @@ def run_tune(request: TuneOptions) -> int:
             events=TuneProgress(screen),
             stop=stop,
             cores=machine.cores,
+            prepare_copy=partial(prepare_copy, folder),
             allowed=allowed,
         )
         result = search.run()
         files = {}
         if result.is_verified:
-            folder = explanation_folder(request.results, subject.workload)
-            files = keep_result(search, result, subject.workload, machine, folder)
+            files = keep_result(result, subject.workload, machine, folder)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -100,32 +103,41 @@ def run_tune(request: TuneOptions) -> int:
     return NOT_VERIFIED if result.kept and not result.is_verified else 0
 
 
+def prepare_copy(
+    folder: Path, kept: tuple[Remedy, ...], profile: ScriptProfile
+) -> EditedCopy | None:
+    """Write edited copies of the script's files for the remedies; None if nothing can be edited."""
+    found = patch_remedies(kept, profile, Path.cwd())
+    if not found.patch.files:
+        return None
+    sources = found.write_copies(folder / "edited", Path.cwd())
+    return EditedCopy(sources=sources, beside=found.beside(kept, profile))
+
+
 def keep_result(
-    search: Search, result: TuneResult, workload: Workload, machine: Machine, folder: Path
+    result: TuneResult, workload: Workload, machine: Machine, folder: Path
 ) -> dict[str, str]:
     """Write what keeps the result; return paths, and what is left to do by hand, by kind.
 
-    A patch is written only if runs of the edited sources are as fast and train the same.
+    A patch is written only if runs of the edited copy were faster and train the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     toml, diff = folder / TOML_FILE, folder / PATCH_FILE
     diff.unlink(missing_ok=True)
     profile = result.profile
     if profile is None:
-        plan = ", ".join(f"--{one.name} {one.value}" for one in result.kept)
+        plan = " ".join(f"--{one.name} {one.value}" for one in result.kept)
         return {"options": plan}
     write_settings(result, workload, machine, toml, profile)
     files = {"toml": display_path(toml.absolute())}
     found = patch_remedies(result.kept, profile, Path.cwd())
     notes = [*found.notes]
-    if found.patch.files:
-        sources = found.write_copies(folder / "edited", Path.cwd())
-        problem = search.confirms_patch(result, found.carried, sources)
-        if problem is None:
-            write_patch(found.patch, diff)
-            files["patch"] = display_path(diff.absolute())
-        else:
-            notes.append(f"no patch: the edited copy does not do the same: {problem}")
+    verified = result.verification
+    if verified.copy is not None and verified.copy_objection is None:
+        write_patch(found.patch, diff)
+        files["patch"] = display_path(diff.absolute())
+    elif verified.copy is not None:
+        notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
     if found.variables:
         files["variables"] = " ".join(f"{one.name}={one.value}" for one in found.variables)
     if notes:

@@ -273,6 +273,11 @@ class WorkloadRunner:
         """Return a runner of trials under these fields of the plan and interventions."""
         return dataclasses.replace(self, kept_fields=fields, kept_variant=Variant(**interventions))
 
+    def with_sources(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
+        """Return a runner that runs edited copies of a script's files: (path, path of the copy)."""
+        options = dataclasses.replace(self.options, edited_sources=sources)
+        return dataclasses.replace(self, options=options)
+
     def _effective(self, trial: Trial) -> Trial:
         plan = trial.plan
         still_open = {n: v for n, v in self.kept_fields.items() if getattr(plan, n) is None}

@@ -39,6 +39,20 @@ class RemedyPatch:
     def variables(self) -> tuple[SetVariable, ...]:
         return self.patch.variables
 
+    def beside(self, kept: tuple[Remedy, ...], profile: ScriptProfile) -> tuple[Remedy, ...]:
+        """Return the remedies to apply to runs of an edited copy.
+
+        Those that the sources do not carry, variables, and plan fields, which otherwise say what the
+        original script has.
+        """
+
+        def is_in_sources(remedy: Remedy) -> bool:
+            edits = source_edits(remedy, profile) or ()
+            of_files = any(not isinstance(edit, SetVariable) for edit in edits)
+            return remedy in self.carried and of_files and not remedy.is_plan_field
+
+        return tuple(one for one in kept if not is_in_sources(one))
+
     def write_copies(self, folder: Path, script_folder: Path) -> tuple[tuple[str, str], ...]:
         """Write the edited files below ``folder``; return (original path, path of the copy)."""
         found = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,6 +29,7 @@ PLAN_NUMERICS: dict[str, Numerics] = {
     "strategy": "same",
 }
 PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
+MIN_WORKER_LIMIT = 8  # workers that wait for storage need no core
 MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
 REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
@@ -128,6 +130,15 @@ class Remedy:
         change = {self.name: self.value}
         return trial.edit(**change) if self.is_plan_field else trial.under(**change)
 
+    def further(self, cores: int, plan: Plan) -> Remedy | None:
+        """Return the next value in the same direction, to try if this one is kept, or None."""
+        if self.name != "workers" or not self.value or self.value <= (plan.workers or 0):
+            return None
+        limit = max(MIN_WORKER_LIMIT, cores // (plan.devices or 1))
+        if 2 * self.value > limit:
+            return None
+        return dataclasses.replace(self, value=2 * self.value)
+
     def is_applied(self, trial: Trial) -> bool:
         return self.apply(trial) == trial
 
@@ -215,8 +226,9 @@ def _worker_counts(design: ExperimentDesign, plan: Plan, cores: int) -> tuple[in
         return ()
     own, share = plan.workers or 0, max(1, cores // (plan.devices or 1))
     if plan.device == "cpu":  # workers have no cores of their own
-        counts = [1, 2, 2 * own, own // 2, 0]
+        counts = [2 * own or 2, own // 2 or 1, 0]
     else:
         counts = [min(share, max(4, 2 * own)), share, own // 2, 2 * own]
-    allowed = [count for count in counts if 0 <= count <= max(2, share) and count != own]
+    limit = max(MIN_WORKER_LIMIT, share)
+    allowed = [count for count in counts if count <= limit and count != own]
     return tuple(dict.fromkeys(allowed))[:3]

@@ -41,10 +41,29 @@ class Tried:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EditedCopy:
+    """An edited copy of a script: (path, path of the copy) of its files.
+
+    The copy carries all remedies but ``beside``, which are environment variables, plan fields that
+    the copy sets as well, or no edits of the sources.
+    """
+
+    sources: tuple[tuple[str, str], ...]
+    beside: tuple[Remedy, ...] = ()
+
+    def trial(self, original: Trial) -> Trial:
+        """Return the trial to run with the copy."""
+        for remedy in self.beside:
+            original = remedy.apply(original)
+        return original
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verification:
     """The original against the final settings in runs of their own; times are per step.
 
-    ``objection``: how the final settings train another way than their remedies allow, or None.
+    ``objection``: how the final settings train another way than their remedies allow, or None;
+    ``copy_objection``: the same of an edited copy of the script, or why it is not faster.
     """
 
     gain: Interval | None
@@ -52,6 +71,8 @@ class Verification:
     final_ms: float | None
     objection: str | None = None
     pairs: int = 0
+    copy: EditedCopy | None = None
+    copy_objection: str | None = None
 
     @property
     def holds(self) -> bool:

@@ -8,7 +8,6 @@ pooled over all comparisons of one machine: two runs of each then suffice for an
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.stats import Interval
@@ -34,12 +33,10 @@ class NoisePool:
     squares: float = 0.0
     degrees_of_freedom: int = 0
 
-    def add(self, deviations: Sequence[float]) -> None:
-        """Add runs of equal settings, as logarithms without their drift."""
-        if len(deviations) > 1:
-            mean = sum(deviations) / len(deviations)
-            self.squares += sum((one - mean) ** 2 for one in deviations)
-            self.degrees_of_freedom += len(deviations) - 1
+    def merge(self, other: NoisePool) -> NoisePool:
+        """Return the noise of the runs of both."""
+        degrees_of_freedom = self.degrees_of_freedom + other.degrees_of_freedom
+        return NoisePool(self.squares + other.squares, degrees_of_freedom)
 
     @property
     def deviation(self) -> float:

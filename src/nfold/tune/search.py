@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
-from nfold.core.plan import WARMUP_STEPS
-from nfold.core.source_edit import SetVariable
+from nfold.core.plan import WARMUP_STEPS, Plan
+from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval, median
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial, prefetched_batches
@@ -25,11 +25,10 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
-from nfold.tune.keep import source_edits
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import Numerics, Remedy, choose_remedies, values_to_try
-from nfold.tune.result import Tried, TuneResult, Verification
-from nfold.tune.run_series import NoisePool, RunSeries
+from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
+from nfold.tune.run_series import RunSeries
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -46,6 +45,10 @@ FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
 """Explains within so many seconds; the runner applies the remedies that are kept."""
+
+
+PrepareCopy = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy | None]
+"""Writes an edited copy of a script for the remedies that are kept, if its sources can be edited."""
 
 
 class TuneEvents:
@@ -75,6 +78,7 @@ class Search:
     events: TuneEvents
     stop: StopRequest
     cores: int
+    prepare_copy: PrepareCopy
     allowed: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
@@ -100,7 +104,7 @@ class Search:
         self._search(design, budget, original)
         self._try_pairs(original)
         self._drop(original)
-        verification = self._verify(original)
+        verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
             devices=design.devices,
@@ -163,7 +167,9 @@ class Search:
 
     def _try_all(self, remedies: list[Remedy], original: Trial) -> None:
         """Try each remedy on top of those that are kept, and decide."""
-        for remedy in remedies:
+        left = [*remedies]
+        while left:
+            remedy = left.pop(0)
             best = self._with_kept(original)
             trial = remedy.apply(best)
             if trial == best:
@@ -175,6 +181,9 @@ class Search:
                 self._note(remedy, "not tried", reason="no time was left")
             else:
                 self._decide(remedy, best, trial, original)
+                further = remedy.further(self.cores, original.plan)
+                if remedy in self.kept and further is not None and further not in left:
+                    left.insert(0, further)
 
     def _decide(self, remedy: Remedy, best: Trial, trial: Trial, original: Trial) -> None:
         """Run both sides alternately until the interval of the gain decides."""
@@ -196,8 +205,20 @@ class Search:
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
-            self.kept = [one for one in self.kept if one.name != remedy.name] + [remedy]
+            self._replace_values(remedy)
+            self.kept.append(remedy)
         self._note(remedy, "kept" if is_kept else "no gain", gain=gain)
+
+    def _replace_values(self, remedy: Remedy) -> None:
+        """Take back another value of the same remedy."""
+        for old in [one for one in self.kept if one.name == remedy.name]:
+            self.kept.remove(old)
+            self.tried = [
+                dataclasses.replace(one, outcome="replaced", reason=f"by {remedy.label}")
+                if one.remedy == old
+                else one
+                for one in self.tried
+            ]
 
     def _try_pairs(self, original: Trial) -> None:
         """Try the two largest gains that were not kept together: they may help only both."""
@@ -246,71 +267,61 @@ class Search:
                 self.kept = others
                 self._replace(remedy, "dropped", gain)
 
-    def _verify(self, original: Trial) -> Verification:
-        """Compare the original with the final settings in fresh runs."""
+    def _verify(self, original: Trial, profile: ScriptProfile | None) -> Verification:
+        """Compare the original, the final settings and the edited copy in fresh runs."""
         final, series = self._with_kept(original), RunSeries()
-        pool = self._series.noise()
         if not self.kept:
             return Verification(gain=None, original_ms=self._typical_ms(original), final_ms=None)
         self.events.verifying(self.time_budget.remaining_s)
+        copy = self.prepare_copy(tuple(self.kept), profile) if profile is not None else None
+        arms: dict[str, tuple[Trial, WorkloadRunner]] = {
+            "original": (original, self.runner),
+            "final": (final, self.runner),
+        }
+        if copy is not None:
+            arms["copy"] = (copy.trial(original), self.runner.with_sources(copy.sources))
         gain: Interval | None = None
+        failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
             enough = number >= VERIFYING_PAIRS and gain is not None and _is_precise(gain)
-            late = 2 * self._typical_run_s > self.time_budget.remaining_s
+            late = len(arms) * self._typical_run_s > self.time_budget.remaining_s
             if self.stop or enough or (number >= LEAST_VERIFYING_PAIRS and late):
                 break
-            for trial in (original, final) if number % 2 else (final, original):
-                found = self._run_once(trial, "verifying")
+            for name, (trial, runner) in [*arms.items()][:: 1 if number % 2 else -1]:
+                found = self._run_once(trial, f"verifying: {name}", runner)
                 if found is not None:
-                    series.add(trial, found)
-            own = series.noise()
-            merged = NoisePool(
-                pool.squares + own.squares, pool.degrees_of_freedom + own.degrees_of_freedom
-            )
-            gain = series.gain(original, final, merged)
+                    series.add(name, found)
+                else:
+                    failures[name] = self._failures[trial]
+            gain = series.gain("original", "final", self._series.noise().merge(series.noise()))
         numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
+        objection = failures.get("final") or self._objection(final, original, numerics)
         return Verification(
             gain=gain,
-            original_ms=_median_ms(series, original),
-            final_ms=_median_ms(series, final),
-            objection=self._objection(final, original, numerics),
-            pairs=series.count(final),
+            original_ms=_median_ms(series, "original", original.plan),
+            final_ms=_median_ms(series, "final", original.plan),
+            objection=objection,
+            pairs=series.count("final"),
+            copy=copy,
+            copy_objection=failures.get("copy") or self._objection_to_copy(series, arms, original),
         )
 
-    def confirms_patch(
-        self, result: TuneResult, carried: Collection[Remedy], sources: tuple[tuple[str, str], ...]
+    def _objection_to_copy(
+        self,
+        series: RunSeries,
+        arms: Mapping[str, tuple[Trial, WorkloadRunner]],
+        original: Trial,
     ) -> str | None:
-        """Run edited sources in turn with the remedies that they carry; return what differs, or None.
-
-        Environment variables are not in sources: remedies that are variables are applied to both.
-        """
-        if result.profile is None:
+        """Return how the edited copy differs from the final settings, or None."""
+        if "copy" not in arms or not series.count("copy"):
             return None
-        reference, patched = result.original, result.original
-        for remedy in carried:
-            edits = source_edits(remedy, result.profile) or ()
-            reference = remedy.apply(reference)
-            if all(isinstance(edit, SetVariable) for edit in edits) or remedy.is_plan_field:
-                patched = remedy.apply(patched)
-        runner = self.runner
-        options = dataclasses.replace(runner.options, edited_sources=sources)
-        edited = dataclasses.replace(runner, options=options)
-        series = RunSeries()
-        for number in range(2 * LEAST_VERIFYING_PAIRS):
-            self.runner = edited if number % 2 else runner
-            found = self._run_once(patched if number % 2 else reference, "running the patched copy")
-            if found is None:
-                self.runner = runner
-                return self._failures[patched if number % 2 else reference]
-            series.add("patched" if number % 2 else "remedies", found)
-        self.runner = runner
-        numerics: Numerics = max((one.numerics for one in carried), key=_ORDER.index)
-        objection = self._objection(patched, result.original, numerics)
-        gain = series.gain("remedies", "patched", self._series.noise())
-        if objection is None and gain is not None and (gain.high or 0.0) * self._threshold < 1:
-            objection = (
-                f"it is slower than with the remedies applied at run time: {gain.value:.2f} x"
-            )
+        trial, _ = arms["copy"]
+        numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
+        objection = self._objection(trial, original, numerics)
+        gain = series.gain("original", "copy", self._series.noise().merge(series.noise()))
+        if objection is None and (gain is None or gain.low is None or gain.low <= 1):
+            found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
+            objection = f"it is not faster than the original ({found})"
         return objection
 
     def _measure(self, trial: Trial, label: str = "the best so far") -> bool:
@@ -320,14 +331,16 @@ class Search:
             self._series.add(trial, found)
         return found is not None
 
-    def _run_once(self, trial: Trial, label: str) -> float | None:
+    def _run_once(
+        self, trial: Trial, label: str, runner: WorkloadRunner | None = None
+    ) -> float | None:
         """Return the milliseconds per sample of a fresh run, None if it failed."""
         self.events.trying(label, self.time_budget.remaining_s)
         self._runs += 1
         before_s = self.time_budget.remaining_s
         # Compilation and searches are over before the steps that count.
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
-        measurement = self.runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
+        measurement = (runner or self.runner).measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
         reason = _failure(trial, measurement)
         if reason is not None:
@@ -366,7 +379,8 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        needed_s = (runs + 2 * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
+        arms = 3 if self.runner.workload.script else 2
+        needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
 
     @property
@@ -374,7 +388,7 @@ class Search:
         return median(self._run_seconds) if self._run_seconds else 0.0
 
     def _typical_ms(self, trial: Trial) -> float | None:
-        return _median_ms(self._series, trial)
+        return _median_ms(self._series, trial, trial.plan)
 
     def _note(
         self, remedy: Remedy, outcome: str, *, gain: Interval | None = None, reason: str = ""
@@ -412,6 +426,7 @@ def _is_precise(gain: Interval) -> bool:
     return gain.low is not None and math.log(gain.value / gain.low) < PRECISE
 
 
-def _median_ms(series: RunSeries, trial: Trial) -> float | None:
-    found = sorted(math.exp(log) for one, log in series.runs if one == trial)
-    return found[len(found) // 2] * (trial.plan.batch or 1) if found else None
+def _median_ms(series: RunSeries, what: object, plan: Plan) -> float | None:
+    """Return the milliseconds of a step."""
+    found = [math.exp(log) for one, log in series.runs if one == what]
+    return median(found) * (plan.batch or 1) if found else None

@@ -85,6 +85,7 @@ class Simulation:
             events=TuneEvents(),
             stop=StopRequest(),
             cores=HOST.cores,
+            prepare_copy=lambda kept, profile: None,
             allowed=frozenset(allowed),
         )
         return search.run()
