@@ -17,7 +17,7 @@ from nfold.tune.remedies import Remedy
 class Tried:
     """A remedy that was tried.
 
-    ``outcome``: kept, no gain, dropped (no longer needed beside others), failed, changes training,
+    ``outcome``: kept, no gain, dropped (not needed beside others), replaced, failed, changes training,
     refused, not tried. ``gain`` is the factor of the throughput beside what was kept before.
     """
 
