@@ -17,7 +17,7 @@ from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
 from nfold.explain.estimate.uncertainty import MIN_DEGREES_OF_FREEDOM
-from nfold.explain.result.budget import NOT_ENOUGH_TIME, LowerBound
+from nfold.explain.result.budget import NOT_ENOUGH_TIME, SHARED_CORES, LowerBound
 from nfold.explain.trials import TrialResults, UnstableKind
 from nfold.launch.training_checks import (
     ERROR_KINDS,
@@ -119,7 +119,9 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     if design.facts.shared_cores:
-        yield Caveat(kind="shared_cores", text=pytorch.restore_affinity(design.facts))
+        cores = float(design.facts.shared_cores)
+        text = pytorch.restore_affinity(design.facts)
+        yield Caveat(kind=SHARED_CORES, text=text, value=cores)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "
