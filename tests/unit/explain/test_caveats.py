@@ -25,7 +25,12 @@ from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.design import Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.trials import TrialResults
-from nfold.launch.training_checks import PARAMETERS_DIFFER, REPEATED_SAMPLES, SAME_ORDER
+from nfold.launch.training_checks import (
+    OUT_OF_STEP,
+    PARAMETERS_DIFFER,
+    REPEATED_SAMPLES,
+    SAME_ORDER,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +130,18 @@ def test_why_gradients_are_not_exchanged(seen: ScriptProfile, why: str) -> None:
     assert find_training_errors({"unsteady": "no error"}, "all of the data", seen) == (
         "all of the data",
     )
+
+
+def test_a_loader_without_a_length_may_be_why_ranks_are_out_of_step() -> None:
+    shards = DataLoaderProfile(created_at="train.py:9")
+    (found,) = find_training_errors({OUT_OF_STEP: "apart"}, None, ScriptProfile(loader=shards))
+    assert found == (
+        "apart; the DataLoader of train.py:9 has no length: ranks may have unequal numbers of batches"
+    )
+    known = dataclasses.replace(shards, batches_per_epoch=100)
+    for loader in (known, None):
+        found_by = find_training_errors({OUT_OF_STEP: "apart"}, None, ScriptProfile(loader=loader))
+        assert found_by == ("apart",)
 
 
 def test_training_errors_name_the_line_and_the_next_step() -> None:

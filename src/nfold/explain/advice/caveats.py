@@ -21,6 +21,7 @@ from nfold.explain.result.budget import NOT_ENOUGH_TIME, SHARED_CORES, LowerBoun
 from nfold.explain.trials import TrialResults, UnstableKind
 from nfold.launch.training_checks import (
     ERROR_KINDS,
+    OUT_OF_STEP,
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
@@ -77,6 +78,11 @@ def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
         text = (
             f"each of the {loader.num_workers} loader workers yields all samples of the rank: {text}; "
             "next: divide them by torch.utils.data.get_worker_info() in the data set"
+        )
+    if kind == OUT_OF_STEP and loader.created_at and loader.batches_per_epoch is None:
+        return (
+            f"{text}; the DataLoader of {loader.created_at} has no length: ranks may have unequal "
+            "numbers of batches"
         )
     if kind in (REPEATED_SAMPLES, SAME_ORDER):
         return pytorch.at_location(loader.created_at, text)
