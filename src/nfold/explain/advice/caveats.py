@@ -23,6 +23,7 @@ from nfold.launch.training_checks import (
     ERROR_KINDS,
     OUT_OF_STEP,
     PARAMETERS_DIFFER,
+    PART_NOT_EXCHANGED,
     REPEATED_SAMPLES,
     SAME_ORDER,
 )
@@ -40,6 +41,11 @@ AVERAGED_RARELY = (
 PAST_WRAPPER = (
     "gradients are not exchanged, parameters differ between ranks: {} calls the model past its "
     "DistributedDataParallel; next: call the wrapped model there"
+)
+FROZEN_WHEN_WRAPPED = (
+    "; DistributedDataParallel exchanges the parameters that require gradients when it is "
+    "constructed{}; next: unfreeze all before that (learning rate 0 until they are trained), or wrap "
+    "the model again after unfreezing"
 )
 # Runs are short on purpose, and slow ranks have a row.
 SHOWN_ELSEWHERE = (*ERROR_KINDS, "few_windows", "slow_rank")
@@ -90,6 +96,9 @@ def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
         return text
     if profile.parallel == "ddp" and profile.steps_in_backward:
         return OPTIMIZER_IN_BACKWARD
+    if PART_NOT_EXCHANGED in text and profile.parallel == "ddp":
+        line = profile.most_frequent_line("wrapper")
+        return text + FROZEN_WHEN_WRAPPED.format(f" ({line})" if line else "")
     if NO_GRADIENT_EXCHANGE not in text:
         return text
     past_wrapper = profile.most_frequent_line("past_wrapper")
