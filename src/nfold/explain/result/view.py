@@ -130,6 +130,8 @@ def build_view(
     headline, tone = _headline(budget, account)
     costs, costly = _lasting(account), tone == "costly"
     change = _first_change(budget, costs)
+    if tone == "unknown" and _is_small(account, costs):
+        change = None
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
     shown = {row.id for row in costs} | ({SHARED_CORES} if costly else set())
@@ -259,6 +261,11 @@ def _shared_cores_headline(budget: Budget, costs: tuple[AccountRow, ...], step_m
         return f"{text}."
     what = "contention" if waits.id == "threads" else "waiting for the data loader"
     return f"{text}: {what} takes {_of_step(waits.ms.value, step_ms)}."
+
+
+def _is_small(account: StepAccount, costs: tuple[AccountRow, ...]) -> bool:
+    """Return whether the largest cost is less than half of what is not attributed."""
+    return bool(costs) and 2 * costs[0].ms.value < account.not_attributed.ms.value
 
 
 def _lasting(account: StepAccount) -> tuple[AccountRow, ...]:
