@@ -13,6 +13,7 @@ from nfold.explain.causes.collectives import LINK, SYNCHRONIZATION, WRAPPER
 from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.design import no_allreduce, replicas
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.planner import observed_in_probe
 
 LINE = SourceLocation(line="train.py:20", per_step=78.0)
 BY_HAND = ScriptProfile(
@@ -87,3 +88,19 @@ def test_work_on_gathered_samples_is_not_the_wrapper() -> None:
     usual = dataclasses.replace(design, profile=ScriptProfile(parallel="ddp"))
     assert GROWING_WORK.not_applicable_reason(usual)
     assert WRAPPER in [one.name for one in SYNCHRONIZATION.contrasts(usual)]
+
+
+def test_what_the_probe_can_repair_is_measured_first() -> None:
+    gathers = ScriptProfile(
+        parallel="ddp", source_locations={"gathered_work": (SourceLocation(line="train.py:31"),)}
+    )
+    usual = experiment_design(input="loader")
+    usual = dataclasses.replace(
+        usual, plan=usual.plan.edit(steps=20), profile=ScriptProfile(parallel="ddp")
+    )
+    assert not list(observed_in_probe(usual))
+    for cause, seen in ((GROWING_WORK, gathers), (LINK, TABLE), (SYNCHRONIZATION, BY_HAND)):
+        design = dataclasses.replace(usual, profile=seen)
+        trials = cause.costs(design).trials
+        assert trials
+        assert set(trials) <= set(observed_in_probe(design))
