@@ -8,12 +8,15 @@ import pytest
 
 from explaining import experiment_design
 from nfold.core.script_profile import CollectiveUse, RowGradient, ScriptProfile, SourceLocation
+from nfold.explain.advice.caveats import collect_caveats
 from nfold.explain.advice.exchange_repairs import describe_exchange, repair_exchange
 from nfold.explain.causes.collectives import LINK, SYNCHRONIZATION, WRAPPER
 from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.design import no_allreduce, replicas
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.planner import observed_in_probe
+from nfold.explain.result.view import TO_CHECK
+from nfold.explain.trials import TrialResults
 
 LINE = SourceLocation(line="train.py:20", per_step=78.0)
 BY_HAND = ScriptProfile(
@@ -104,3 +107,19 @@ def test_what_the_probe_can_repair_is_measured_first() -> None:
         trials = cause.costs(design).trials
         assert trials
         assert set(trials) <= set(observed_in_probe(design))
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_work_on_gathered_samples_is_to_be_checked_where_it_is_below_the_noise(
+    *, repeats: bool
+) -> None:
+    line = (SourceLocation(line="train.py:31"),)
+    seen = ScriptProfile(
+        parallel="ddp", source_locations={"gathered_work": line} if repeats else {}
+    )
+    design = dataclasses.replace(experiment_design(), profile=seen)
+    results = TrialResults()
+    found = [
+        one for one in collect_caveats(design, results, results.fit(20)) if one.kind in TO_CHECK
+    ]
+    assert [one.text.partition(" ")[0] for one in found] == ["train.py:31:"] * repeats

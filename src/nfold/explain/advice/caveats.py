@@ -13,6 +13,7 @@ from nfold.explain.causes import applicable_causes
 from nfold.explain.causes.cause import skipped_reason
 from nfold.explain.causes.cost_model import one_device_trials_and_step
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY, endless_reason, short_epoch_trials
+from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
@@ -137,6 +138,8 @@ def collect_caveats(
         cores = float(design.facts.shared_cores)
         text = pytorch.restore_affinity(design.facts)
         yield Caveat(kind=SHARED_CORES, text=text, value=cores)
+    if skipped_reason(GROWING_WORK, design) is None:
+        yield Caveat(kind=GROWING_WORK.id, text=GROWING_WORK.fix(design, fit.view))
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

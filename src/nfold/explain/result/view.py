@@ -65,7 +65,14 @@ MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
-TO_CHECK = ("augmented_copies", "unequal_epochs", "whole_data", "recompilation", SHARED_CORES)
+TO_CHECK = (
+    "augmented_copies",
+    "growing-work",
+    "recompilation",
+    SHARED_CORES,
+    "unequal_epochs",
+    "whole_data",
+)
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 
