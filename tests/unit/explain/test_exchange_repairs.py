@@ -34,6 +34,9 @@ TABLE = ScriptProfile(
     row_gradients=(RowGradient(name="near.weight", bytes=29_000_000, changed_fraction=0.01),),
     source_locations={"wrapper": (SourceLocation(line="train.py:8"),)},
 )
+GATHERS = ScriptProfile(
+    parallel="ddp", source_locations={"gathered_work": (SourceLocation(line="train.py:31"),)}
+)
 
 
 def test_a_collective_for_every_parameter_is_replaced_by_one_for_all() -> None:
@@ -94,32 +97,33 @@ def test_work_on_gathered_samples_is_not_the_wrapper() -> None:
 
 
 def test_what_the_probe_can_repair_is_measured_first() -> None:
-    gathers = ScriptProfile(
-        parallel="ddp", source_locations={"gathered_work": (SourceLocation(line="train.py:31"),)}
-    )
     usual = experiment_design(input="loader")
     usual = dataclasses.replace(
         usual, plan=usual.plan.edit(steps=20), profile=ScriptProfile(parallel="ddp")
     )
     assert not list(observed_in_probe(usual))
-    for cause, seen in ((GROWING_WORK, gathers), (LINK, TABLE), (SYNCHRONIZATION, BY_HAND)):
+    for cause, seen in ((GROWING_WORK, GATHERS), (LINK, TABLE), (SYNCHRONIZATION, BY_HAND)):
         design = dataclasses.replace(usual, profile=seen)
         trials = cause.costs(design).trials
         assert trials
         assert set(trials) <= set(observed_in_probe(design))
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-def test_work_on_gathered_samples_is_to_be_checked_where_it_is_below_the_noise(
-    *, repeats: bool
+@pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        (GATHERS, ["train.py:31:"]),
+        (BY_HAND, ["train.py:20:"]),
+        (TABLE, ["train.py:8:"]),
+        (ScriptProfile(parallel="ddp"), []),
+    ],
+)
+def test_what_can_be_repaired_is_to_be_checked_where_its_cost_is_below_the_noise(
+    seen: ScriptProfile, lines: list[str]
 ) -> None:
-    line = (SourceLocation(line="train.py:31"),)
-    seen = ScriptProfile(
-        parallel="ddp", source_locations={"gathered_work": line} if repeats else {}
-    )
     design = dataclasses.replace(experiment_design(), profile=seen)
     results = TrialResults()
     found = [
         one for one in collect_caveats(design, results, results.fit(20)) if one.kind in TO_CHECK
     ]
-    assert [one.text.partition(" ")[0] for one in found] == ["train.py:31:"] * repeats
+    assert [one.text.partition(" ")[0] for one in found] == lines

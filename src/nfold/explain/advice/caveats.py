@@ -9,6 +9,7 @@ from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
 from nfold.explain.advice import pytorch
+from nfold.explain.advice.exchange_repairs import repair_exchange
 from nfold.explain.causes import applicable_causes
 from nfold.explain.causes.cause import skipped_reason
 from nfold.explain.causes.cost_model import one_device_trials_and_step
@@ -18,7 +19,7 @@ from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
 from nfold.explain.estimate.uncertainty import MIN_DEGREES_OF_FREEDOM
-from nfold.explain.result.budget import NOT_ENOUGH_TIME, SHARED_CORES, LowerBound
+from nfold.explain.result.budget import EXCHANGE_REPAIR, NOT_ENOUGH_TIME, SHARED_CORES, LowerBound
 from nfold.explain.trials import TrialResults, UnstableKind
 from nfold.launch.training_checks import (
     ERROR_KINDS,
@@ -140,6 +141,9 @@ def collect_caveats(
         yield Caveat(kind=SHARED_CORES, text=text, value=cores)
     if skipped_reason(GROWING_WORK, design) is None:
         yield Caveat(kind=GROWING_WORK.id, text=GROWING_WORK.fix(design, fit.view))
+    repair = repair_exchange(design.facts)
+    if repair and design.devices > 1 and not design.uses_one_process:
+        yield Caveat(kind=EXCHANGE_REPAIR, text=repair)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

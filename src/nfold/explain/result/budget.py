@@ -18,6 +18,7 @@ INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""
 NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
+EXCHANGE_REPAIR = "exchange_repair"  # kind of the caveat that an exchange can be repaired
 SHARED_CORES = "shared_cores"  # kind of the caveat that all ranks are bound to too few cores
 
 

@@ -11,6 +11,7 @@ from typing import Literal
 from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
+    EXCHANGE_REPAIR,
     MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
     SHARED_CORES,
@@ -67,6 +68,7 @@ BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
 TO_CHECK = (
     "augmented_copies",
+    EXCHANGE_REPAIR,
     "growing-work",
     "recompilation",
     SHARED_CORES,
@@ -142,6 +144,8 @@ def build_view(
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
     shown = {row.id for row in costs} | ({SHARED_CORES} if costly else set())
+    if not shown.isdisjoint(("communication", "synchronization")):
+        shown.add(EXCHANGE_REPAIR)
     checks = (one for one in budget.caveats if one.kind in TO_CHECK and one.kind not in shown)
     notices += [f"Check: {one.text}." for one in checks]
     if _uses_one_of_several(budget):
