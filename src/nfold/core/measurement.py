@@ -126,6 +126,7 @@ class OperationPart:
 
 
 HostGapKind = Literal["after a step", "after some steps", "between passes"]
+STARTS_WORKERS = "starts loader workers"  # the callee where a DataLoader starts or ends its workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,8 @@ class HostGapLocation:
         kind: after most steps, after some steps with a longer gap, or between epochs.
         location: line of the training loop, or of a function that a trainer calls there.
         seconds: in total.
-        callee: function that the line called, ``evaluate()``, or the line of a package.
+        callee: function that the line called, ``evaluate()``, the line of a package, or
+            ``STARTS_WORKERS``.
     """
 
     kind: HostGapKind

@@ -50,9 +50,13 @@ def required(design: ExperimentDesign) -> Iterator[Trial]:
 
 
 def observed_in_probe(design: ExperimentDesign) -> Iterator[Trial]:
-    """Yield the trials of causes that the probe run observed."""
-    causes = applicable_causes(design)
-    return _trials_of_causes(design, [one for one in causes if one.observed_in_probe(design)])
+    """Yield the trials of causes that the probe run observed, or for which it found a repair."""
+    causes = [
+        cause
+        for cause in applicable_causes(design)
+        if cause.observed_in_probe(design) or cause.has_repair(design)
+    ]
+    return _trials_of_causes(design, causes)
 
 
 def _trials_of_causes(design: ExperimentDesign, causes: Iterable[Cause]) -> Iterator[Trial]:

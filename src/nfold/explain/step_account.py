@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nfold.explain.advice.pytorch import split_code, split_location
+from nfold.explain.advice.pytorch import restore_affinity, split_code, split_location
 from nfold.explain.cause_costs import Attribution, remaining_ms
 from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.causes.collectives import LATENCY
@@ -217,6 +217,10 @@ class StepAccountBuilder:
             change = self._measured_change(row, fixes) or self._expected_change(row, fixes)
             if change is not None:
                 found.setdefault((change.location, change.setting or change.code), change)
+        if self.design.facts.shared_cores:
+            location, advice = split_location(restore_affinity(self.design.facts))
+            unknown = Change(row="threads", location=location, code=advice)
+            found = {(location, advice): found.get((location, advice), unknown), **found}
         return tuple(found.values())
 
     def _measured_change(self, row: AccountRow, fixes: dict[str, Trial]) -> Change | None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from nfold.core.measurement import HostGapKind, HostGapLocation
+from nfold.core.measurement import STARTS_WORKERS, HostGapKind, HostGapLocation
 from nfold.core.script_profile import TraceSummary
 from nfold.core.source_location import find_user_frame, frame_line, is_user_code, path_in_package
 from nfold.instrument import torch_private
@@ -312,10 +312,12 @@ def sampled_line(frame: FrameType | None, loop_codes: Mapping[int, CodeType]) ->
     if frame is None:
         return None
     user_frame, callee = find_user_frame(frame)
-    inner = takewhile(lambda pair: pair[0] is not user_frame, traceback.walk_stack(frame))
-    modules = {called.f_globals.get("__name__") for called, _ in inner}
+    stack = takewhile(lambda pair: pair[0] is not user_frame, traceback.walk_stack(frame))
+    inner = [called for called, _ in stack]
+    modules = {called.f_globals.get("__name__") for called in inner}
     if user_frame is None or COLLECTIVE_MODULE in modules:
         return None
+    starts_workers = any(called.f_code in torch_private.WORKER_STARTS for called in inner)
     name = ""
     for caller, _ in islice(traceback.walk_stack(user_frame), 1, None):
         code = user_frame.f_code
@@ -326,7 +328,7 @@ def sampled_line(frame: FrameType | None, loop_codes: Mapping[int, CodeType]) ->
             user_frame, callee = caller, f"{name}()" if name else callee
         elif path_in_package(caller.f_code.co_filename):
             break
-    return frame_line(user_frame), callee
+    return frame_line(user_frame), STARTS_WORKERS if starts_workers else callee
 
 
 def _add_seconds(to: dict[SampledLine, float], samples: Mapping[SampledLine, float]) -> None:

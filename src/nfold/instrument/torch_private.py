@@ -19,6 +19,11 @@ from torch.utils.data._utils import fetch
 
 BatchNorm = batchnorm._BatchNorm
 BaseDataLoaderIter = dataloader._BaseDataLoaderIter
+# The code that starts the workers of a DataLoader, and the code that ends them.
+WORKER_STARTS = (
+    dataloader._MultiProcessingDataLoaderIter.__init__.__code__,
+    dataloader._MultiProcessingDataLoaderIter._shutdown_workers.__code__,
+)
 FETCHERS = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
 foreach_add = torch._foreach_add_
 foreach_copy = torch._foreach_copy_

@@ -23,6 +23,7 @@ SAME_ORDER = "same_order"
 PARAMETERS_DIFFER = "parameters_differ"
 OUT_OF_STEP = "out_of_step"
 UNEQUAL_EPOCHS = "unequal_epochs"
+PART_NOT_EXCHANGED = "are not exchanged:"  # in the text about gradients of a part of the model
 WHOLE_DATA = "whole_data"
 ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
 """Caveats that make a training wrong, the most serious first."""
@@ -213,7 +214,7 @@ def _describe_parts(ranks: Sequence[RankSamples]) -> str | None:
         return None
     step = ends[0].step
     return (
-        f"gradients of {join_words(_shortest_names(after, changed - after))} are not exchanged: its "
+        f"gradients of {join_words(_shortest_names(after, changed - after))} {PART_NOT_EXCHANGED} its "
         f"parameters differ between ranks after step {step}, those of {join_words(equal)} do not"
     )
 

@@ -20,6 +20,7 @@ from nfold.cli.explain_screen import conclusion_lines, detail_lines
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
+from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
@@ -165,3 +166,24 @@ def test_the_first_change_is_for_the_costliest_row() -> None:
     assert view.change.measured
     steps = {one.value: one.step_ms.value for one in view.change.alternatives}
     assert f"num_workers={min(steps, key=lambda value: steps[value])}" in view.change.code
+
+
+@pytest.mark.parametrize(("rest_ms", "advised"), [(8.0, True), (45.0, False)])
+def test_a_change_for_a_fraction_of_what_is_missing_is_not_advised(
+    rest_ms: float, *, advised: bool
+) -> None:
+    budget = _budget("loader")
+    assert budget.account is not None
+    compute, loader, *_, rest = budget.account.rows
+    assert loader.id == "data-loader"
+    rows = (
+        compute,
+        dataclasses.replace(loader, ms=Interval(7.0, 6.0, 8.0)),
+        dataclasses.replace(rest, ms=Interval(rest_ms, 4.0, 2 * rest_ms)),
+    )
+    view = build_view(
+        dataclasses.replace(budget, account=dataclasses.replace(budget.account, rows=rows))
+    )
+    assert view.tone == "unknown"
+    assert "not attributed yet; the largest known cost is data loader" in view.headline
+    assert (view.change is not None) == advised

@@ -12,6 +12,7 @@ from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLo
 from nfold.core.workload import Workload
 from nfold.explain.advice.caveats import (
     AVERAGED_RARELY,
+    FROZEN_WHEN_WRAPPED,
     MANY_THREADS,
     NOTICEABLE_FRACTION,
     OPTIMIZER_IN_BACKWARD,
@@ -25,7 +26,13 @@ from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.design import Trial
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.trials import TrialResults
-from nfold.launch.training_checks import PARAMETERS_DIFFER, REPEATED_SAMPLES, SAME_ORDER
+from nfold.launch.training_checks import (
+    OUT_OF_STEP,
+    PARAMETERS_DIFFER,
+    PART_NOT_EXCHANGED,
+    REPEATED_SAMPLES,
+    SAME_ORDER,
+)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +132,33 @@ def test_why_gradients_are_not_exchanged(seen: ScriptProfile, why: str) -> None:
     assert find_training_errors({"unsteady": "no error"}, "all of the data", seen) == (
         "all of the data",
     )
+
+
+@pytest.mark.parametrize(("line", "place"), [("train.py:8", " (train.py:8)"), (None, "")])
+def test_parameters_that_were_frozen_when_wrapped_have_the_line_of_the_wrapper(
+    line: str | None, place: str
+) -> None:
+    seen = ScriptProfile(parallel="ddp")
+    if line is not None:
+        wrapper = (SourceLocation(line=line),)
+        seen = dataclasses.replace(seen, source_locations={"wrapper": wrapper})
+    text = f"gradients of backbone {PART_NOT_EXCHANGED} its parameters differ"
+    (error,) = find_training_errors({PARAMETERS_DIFFER: text}, None, seen)
+    assert error == f"{text}{FROZEN_WHEN_WRAPPED.format(place)}"
+    by_hand = dataclasses.replace(seen, parallel="other")
+    assert find_training_errors({PARAMETERS_DIFFER: text}, None, by_hand) == (text,)
+
+
+def test_a_loader_without_a_length_may_be_why_ranks_are_out_of_step() -> None:
+    shards = DataLoaderProfile(created_at="train.py:9")
+    (found,) = find_training_errors({OUT_OF_STEP: "apart"}, None, ScriptProfile(loader=shards))
+    assert found == (
+        "apart; the DataLoader of train.py:9 has no length: ranks may have unequal numbers of batches"
+    )
+    known = dataclasses.replace(shards, batches_per_epoch=100)
+    for loader in (known, None):
+        found_by = find_training_errors({OUT_OF_STEP: "apart"}, None, ScriptProfile(loader=loader))
+        assert found_by == ("apart",)
 
 
 def test_training_errors_name_the_line_and_the_next_step() -> None:

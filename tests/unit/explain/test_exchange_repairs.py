@@ -8,11 +8,15 @@ import pytest
 
 from explaining import experiment_design
 from nfold.core.script_profile import CollectiveUse, RowGradient, ScriptProfile, SourceLocation
+from nfold.explain.advice.caveats import collect_caveats
 from nfold.explain.advice.exchange_repairs import describe_exchange, repair_exchange
 from nfold.explain.causes.collectives import LINK, SYNCHRONIZATION, WRAPPER
 from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.design import no_allreduce, replicas
 from nfold.explain.estimate.bootstrap import MetricView
+from nfold.explain.planner import observed_in_probe
+from nfold.explain.result.view import TO_CHECK
+from nfold.explain.trials import TrialResults
 
 LINE = SourceLocation(line="train.py:20", per_step=78.0)
 BY_HAND = ScriptProfile(
@@ -29,6 +33,9 @@ TABLE = ScriptProfile(
     optimizers=("Adam",),
     row_gradients=(RowGradient(name="near.weight", bytes=29_000_000, changed_fraction=0.01),),
     source_locations={"wrapper": (SourceLocation(line="train.py:8"),)},
+)
+GATHERS = ScriptProfile(
+    parallel="ddp", source_locations={"gathered_work": (SourceLocation(line="train.py:31"),)}
 )
 
 
@@ -87,3 +94,36 @@ def test_work_on_gathered_samples_is_not_the_wrapper() -> None:
     usual = dataclasses.replace(design, profile=ScriptProfile(parallel="ddp"))
     assert GROWING_WORK.not_applicable_reason(usual)
     assert WRAPPER in [one.name for one in SYNCHRONIZATION.contrasts(usual)]
+
+
+def test_what_the_probe_can_repair_is_measured_first() -> None:
+    usual = experiment_design(input="loader")
+    usual = dataclasses.replace(
+        usual, plan=usual.plan.edit(steps=20), profile=ScriptProfile(parallel="ddp")
+    )
+    assert not list(observed_in_probe(usual))
+    for cause, seen in ((GROWING_WORK, GATHERS), (LINK, TABLE), (SYNCHRONIZATION, BY_HAND)):
+        design = dataclasses.replace(usual, profile=seen)
+        trials = cause.costs(design).trials
+        assert trials
+        assert set(trials) <= set(observed_in_probe(design))
+
+
+@pytest.mark.parametrize(
+    ("seen", "lines"),
+    [
+        (GATHERS, ["train.py:31:"]),
+        (BY_HAND, ["train.py:20:"]),
+        (TABLE, ["train.py:8:"]),
+        (ScriptProfile(parallel="ddp"), []),
+    ],
+)
+def test_what_can_be_repaired_is_to_be_checked_where_its_cost_is_below_the_noise(
+    seen: ScriptProfile, lines: list[str]
+) -> None:
+    design = dataclasses.replace(experiment_design(), profile=seen)
+    results = TrialResults()
+    found = [
+        one for one in collect_caveats(design, results, results.fit(20)) if one.kind in TO_CHECK
+    ]
+    assert [one.text.partition(" ")[0] for one in found] == lines

@@ -7,7 +7,13 @@ import dataclasses
 import pytest
 
 from made import machine
-from nfold.core.measurement import HostGapKind, HostGapLocation, Measurement, RankSamples
+from nfold.core.measurement import (
+    STARTS_WORKERS,
+    HostGapKind,
+    HostGapLocation,
+    Measurement,
+    RankSamples,
+)
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.variant import Variant
@@ -19,6 +25,8 @@ from nfold.explain.advice.pytorch import (
     reduce_periodic_work,
     reduce_rank_host_gap,
     shorten_epoch_boundary,
+    split_code,
+    split_location,
     with_gap_locations,
 )
 from nfold.explain.design import ExperimentDesign
@@ -111,6 +119,36 @@ def test_between_epochs_the_line_and_the_rank_stand_beside_the_change() -> None:
     lightning = dataclasses.replace(SEEN, trainer="lightning")
     told = shorten_epoch_boundary(lightning, waits=False, ranks=both)
     assert told.startswith("train.py:60: a larger check_val_every_n_epoch")
+
+
+@pytest.mark.parametrize(
+    ("loader", "change"),
+    [
+        (
+            {"num_workers": 4},
+            "train.py:7: DataLoader(..., persistent_workers=True); train.py:60 starts loader workers "
+            "in every epoch",
+        ),
+        (
+            {"num_workers": 4, "persistent_workers": True},
+            "train.py:60: DataLoader(..., persistent_workers=True); this line starts workers every "
+            "time",
+        ),
+        (
+            {"num_workers": 0},
+            "train.py:60: DataLoader(..., persistent_workers=True); this line starts workers every "
+            "time",
+        ),
+    ],
+)
+def test_workers_that_start_in_every_epoch_are_to_stay(loader: dict[str, int], change: str) -> None:
+    """Those of an evaluation are as slow to start as those of the training."""
+    assert SEEN.loader is not None
+    fed = dataclasses.replace(SEEN.loader, **loader)  # type: ignore[arg-type]
+    ranks = ((at("between passes", "train.py:60", 0.5, STARTS_WORKERS),),)
+    seen = dataclasses.replace(SEEN, loader=fed)
+    assert shorten_epoch_boundary(seen, waits=False, ranks=ranks) == change
+    assert split_code(split_location(change)[1])[0] == "DataLoader(..., persistent_workers=True)"
 
 
 def test_one_device_has_no_others() -> None:

@@ -225,3 +225,22 @@ def test_what_only_one_device_alone_has_is_told_with_how_often_it_comes() -> Non
     assert EPOCH_BOUNDARY.one_device_fix(design, MetricView(known)).startswith(
         "train.py:31: 108 ms every 72 steps"
     )
+
+
+def test_a_cpu_device_shows_its_gap_after_every_step_with_real_input_too() -> None:
+    """A short explanation of long steps has no trial with replayed batches."""
+    script = Scenario(**{**COSTS, **EVERY_STEP, "host_gap_ms": 40.0})
+    one = Experiment(
+        target(script, run=script_runner(script)), TimeBudget(SECONDS), ExperimentEvents()
+    )
+    place = Plan(framework="simulated", device="cpu", devices=2, steps=1)
+    seen = dataclasses.replace(DDP, device="cpu", backend="gloo")
+    asked = one.run(probe_script(one, place, None, HOST, lambda _: (seen,)))
+    for trial in list(one.results.runs):
+        if trial.variant.input != "real":
+            del one.results.runs[trial]
+    view = build_view(build_budget("train.py", asked, one.results))
+    assert "time passes between epochs or between steps" in view.headline.lower()
+    assert view.change is not None
+    assert view.change.location == "train.py:31"
+    assert "40.0 ms pass after every step" in view.change.code

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from instrumented import dataset, instrumented, model, script_task
-from nfold.core.measurement import HostGapKind, HostGapLocation
+from nfold.core.measurement import STARTS_WORKERS, HostGapKind, HostGapLocation
 from nfold.instrument.profilers import (
     COLLECTIVE_MODULE,
     SAMPLER_THREAD_NAME,
@@ -200,3 +200,24 @@ def test_callback_of_a_trainer_has_its_line(tmp_path: Path) -> None:
 def test_waiting_in_a_collective_is_not_sampled() -> None:
     assert called(SAVE, "<torch>", "save", __name__=COLLECTIVE_MODULE)() is None
     assert sampled_line(None, {}) is None
+
+
+@repeated
+def test_an_evaluation_that_starts_workers_is_seen_to_do_that() -> None:
+    other = DataLoader(dataset(16), batch_size=8, num_workers=4)
+
+    def training() -> None:
+        module = model()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        for _ in range(100):
+            for images, _ in DataLoader(dataset(64), batch_size=8):
+                module(images).sum().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for _ in other:  # Workers.
+                    pass
+
+    found = instrumented(training, script_task(steps=36)).samples
+    assert found is not None
+    spot = longest(found.host_gap_locations, "between passes")
+    assert spot == (line_of(training, "# Workers"), STARTS_WORKERS)

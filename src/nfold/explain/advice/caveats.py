@@ -9,19 +9,23 @@ from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
 from nfold.explain.advice import pytorch
+from nfold.explain.advice.exchange_repairs import repair_exchange
 from nfold.explain.causes import applicable_causes
 from nfold.explain.causes.cause import skipped_reason
 from nfold.explain.causes.cost_model import one_device_trials_and_step
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY, endless_reason, short_epoch_trials
+from nfold.explain.causes.growing_work import GROWING_WORK
 from nfold.explain.causes.host_processes import has_too_many_threads
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
 from nfold.explain.estimate.uncertainty import MIN_DEGREES_OF_FREEDOM
-from nfold.explain.result.budget import NOT_ENOUGH_TIME, LowerBound
+from nfold.explain.result.budget import EXCHANGE_REPAIR, NOT_ENOUGH_TIME, SHARED_CORES, LowerBound
 from nfold.explain.trials import TrialResults, UnstableKind
 from nfold.launch.training_checks import (
     ERROR_KINDS,
+    OUT_OF_STEP,
     PARAMETERS_DIFFER,
+    PART_NOT_EXCHANGED,
     REPEATED_SAMPLES,
     SAME_ORDER,
 )
@@ -39,6 +43,11 @@ AVERAGED_RARELY = (
 PAST_WRAPPER = (
     "gradients are not exchanged, parameters differ between ranks: {} calls the model past its "
     "DistributedDataParallel; next: call the wrapped model there"
+)
+FROZEN_WHEN_WRAPPED = (
+    "; DistributedDataParallel exchanges the parameters that require gradients when it is "
+    "constructed{}; next: unfreeze all before that (learning rate 0 until they are trained), or wrap "
+    "the model again after unfreezing"
 )
 # Runs are short on purpose, and slow ranks have a row.
 SHOWN_ELSEWHERE = (*ERROR_KINDS, "few_windows", "slow_rank")
@@ -78,12 +87,20 @@ def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
             f"each of the {loader.num_workers} loader workers yields all samples of the rank: {text}; "
             "next: divide them by torch.utils.data.get_worker_info() in the data set"
         )
+    if kind == OUT_OF_STEP and loader.created_at and loader.batches_per_epoch is None:
+        return (
+            f"{text}; the DataLoader of {loader.created_at} has no length: ranks may have unequal "
+            "numbers of batches"
+        )
     if kind in (REPEATED_SAMPLES, SAME_ORDER):
         return pytorch.at_location(loader.created_at, text)
     if kind != PARAMETERS_DIFFER:
         return text
     if profile.parallel == "ddp" and profile.steps_in_backward:
         return OPTIMIZER_IN_BACKWARD
+    if PART_NOT_EXCHANGED in text and profile.parallel == "ddp":
+        line = profile.most_frequent_line("wrapper")
+        return text + FROZEN_WHEN_WRAPPED.format(f" ({line})" if line else "")
     if NO_GRADIENT_EXCHANGE not in text:
         return text
     past_wrapper = profile.most_frequent_line("past_wrapper")
@@ -119,7 +136,14 @@ def collect_caveats(
         text = UNSTABLE_TEXTS[kind].format(most.low_ms, most.high_ms)
         yield Caveat(kind=kind, text=text, value=most.ratio)
     if design.facts.shared_cores:
-        yield Caveat(kind="shared_cores", text=pytorch.restore_affinity(design.facts))
+        cores = float(design.facts.shared_cores)
+        text = pytorch.restore_affinity(design.facts)
+        yield Caveat(kind=SHARED_CORES, text=text, value=cores)
+    if skipped_reason(GROWING_WORK, design) is None:
+        yield Caveat(kind=GROWING_WORK.id, text=GROWING_WORK.fix(design, fit.view))
+    repair = repair_exchange(design.facts)
+    if repair and design.devices > 1 and not design.uses_one_process:
+        yield Caveat(kind=EXCHANGE_REPAIR, text=repair)
     if design.facts.uses_join:
         text = (
             "ranks may have unequal numbers of batches, and Join makes the others wait at the end "

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nfold.core.measurement import Caveat, HostGapKind, HostGapLocation, Measurement
+from nfold.core.measurement import STARTS_WORKERS, Caveat, HostGapKind, HostGapLocation, Measurement
 from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.explain.advice.trainers import divide_work, manual_all_reduce, trainer_advice
 from nfold.explain.design import ExperimentDesign
@@ -415,6 +415,8 @@ def shorten_epoch_boundary(
         if found.rank is not None:
             text += f", or not on rank {found.rank} alone while the others wait"
         text = at_location(found.location.location, found.annotate(text))
+    if found is not None and found.location.callee == STARTS_WORKERS:
+        return _keep_workers(profile, found)
     if not fed.num_workers:
         return text
     if not fed.persistent_workers:
@@ -428,6 +430,17 @@ def shorten_epoch_boundary(
     less = "less work per sample, which also shortens the input"
     return at_event(
         profile, "loader", f"{longer} (every epoch waits for its first batch), or {less}"
+    )
+
+
+def _keep_workers(profile: ScriptProfile, found: GapLocation) -> str:
+    line, fed = found.location.location, profile.training_loader
+    part = f" ({found.fraction:.0%} of it)" if found.fraction < NEARLY_ALL else ""
+    if fed.num_workers and not fed.persistent_workers:
+        stay = loader_setting(profile, "persistent_workers=True")
+        return f"{stay}; {line} starts loader workers in every epoch{part}"
+    return at_location(
+        line, f"DataLoader(..., persistent_workers=True); this line starts workers every time{part}"
     )
 
 

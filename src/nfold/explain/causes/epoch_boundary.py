@@ -28,15 +28,19 @@ class EpochBoundaryCause(Cause):
         return EpochBoundaryCosts(design)
 
     def one_device_fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        gap_ms = float(shared_host_gap_ms(design, view))
-        if design.profile is None or 2 * gap_ms < self.costs(design).one_device_ms(view):
-            return self._advice(design, view, design.baseline)
-        return pytorch.reduce_host_gap(design, gap_ms)
+        whole_ms = float(self.costs(design).one_device_ms(view))
+        return self._advice(design, view, design.baseline, whole_ms)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
-        return self._advice(design, view, design.actual())
+        whole_ms = float(self.costs(design).total_ms(view))
+        return self._advice(design, view, design.actual(), whole_ms)
 
-    def _advice(self, design: ExperimentDesign, view: MetricView, trial: Trial) -> str:
+    def _advice(
+        self, design: ExperimentDesign, view: MetricView, trial: Trial, whole_ms: float
+    ) -> str:
+        host_gap_ms = float(shared_host_gap_ms(design, view))
+        if design.profile is not None and host_gap_ms > 0 and 2 * host_gap_ms >= whole_ms:
+            return pytorch.reduce_host_gap(design, host_gap_ms)
         gap = float(view.epoch_gap(trial)) if view.has_epoch_gap(trial) else 0.0
         periodic = self.costs(design).has_periodic_work(view)
         within = float(view.periodic_ms(trial)) if periodic else 0.0

@@ -82,6 +82,9 @@ class ThreadsCause(Cause):
     def not_applicable_reason(self, design: ExperimentDesign) -> str | None:
         return ONE_PROCESS if design.profile is None and design.uses_one_process else None
 
+    def observed_in_probe(self, design: ExperimentDesign) -> bool:
+        return bool(design.facts.shared_cores)
+
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         def shared(input_: Input) -> Contrast:
             one, metric = design.one_device(input_), MetricView.reference_step

@@ -102,6 +102,8 @@ class InputCause(Cause):
         return (without_retries(design, real, replayed),)
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
+        if design.facts.shared_cores:
+            return pytorch.restore_affinity(design.facts)
         if design.profile is not None:
             tried = [t.plan.workers or 0 for t in self.fixes(design).values() if view.has(t)]
             return pytorch.speed_up_input(design.profile, max(_first_workers(design)), tried)
@@ -115,7 +117,8 @@ class InputCause(Cause):
         workers = plan.workers or 0
         facts = design.facts
         renewed = facts.training_loader.renewed_at is not None
-        if renewed or facts.cached_input_fraction or facts.batch_function is not None:
+        cannot_use_workers = renewed or bool(facts.cached_input_fraction or facts.shared_cores)
+        if cannot_use_workers or facts.batch_function is not None:
             return {}
         others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
         if design.profile is not None:

@@ -163,9 +163,12 @@ def host_gap_ms(design: ExperimentDesign, view: MetricView) -> Samples:
     """Return the host gap per step: the host has not requested the next batch nor begun the step.
 
     If no batch request is observed, the gap ends when the model is called, and may include making
-    a batch. On a CPU device the gap is not limited to idle time. Small gaps are 0.
+    a batch. On a CPU device, whose host waits for no device, the gap is not limited to idle time, and
+    is taken from real input if replayed batches were not measured. Small gaps are 0.
     """
     trial, profile = idle_trial(design), design.profile
+    if design.plan.device == "cpu" and not view.has(trial):
+        trial = design.one_device("real")
     if (
         profile is None
         or design.scaling == "strong"

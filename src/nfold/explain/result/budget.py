@@ -18,6 +18,8 @@ INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""
 NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
+EXCHANGE_REPAIR = "exchange_repair"  # kind of the caveat that an exchange can be repaired
+SHARED_CORES = "shared_cores"  # kind of the caveat that all ranks are bound to too few cores
 
 
 ROW_LABELS: dict[str, str] = {
@@ -334,7 +336,7 @@ class Budget:
     def devices_cannot_help(self) -> bool:
         """Return whether N devices are slower than one, and no change is known to make them faster."""
         limit = self.break_even_batch
-        if limit is None or limit.devices_help or self.may_miss_causes:
+        if limit is None or limit.devices_help or self.may_miss_causes or self.shared_cores:
             return False
         if any(one.measured and one.factor and _least(one.factor) > 1 for one in self.changes):
             return False
@@ -350,6 +352,12 @@ class Budget:
             and (row.predicted_speedup.low or 0.0) > 1
             for row in self.rows
         )
+
+    @property
+    def shared_cores(self) -> int:
+        """The cores that all ranks are bound to if they are fewer than the ranks, else 0."""
+        found = (one.value for one in self.caveats if one.kind == SHARED_CORES)
+        return int(next(found, None) or 0)
 
     @property
     def may_miss_causes(self) -> bool:

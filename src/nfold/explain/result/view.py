@@ -11,8 +11,10 @@ from typing import Literal
 from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
+    EXCHANGE_REPAIR,
     MIN_STEP_FRACTION,
     NOT_ENOUGH_TIME,
+    SHARED_CORES,
     STARVED_FRACTION,
     WAITING,
     AccountRow,
@@ -64,7 +66,15 @@ MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
 # Caveats that stand below the headline: of most only the author knows whether they are faults.
-TO_CHECK = ("augmented_copies", "unequal_epochs", "whole_data", "recompilation", "shared_cores")
+TO_CHECK = (
+    "augmented_copies",
+    EXCHANGE_REPAIR,
+    "growing-work",
+    "recompilation",
+    SHARED_CORES,
+    "unequal_epochs",
+    "whole_data",
+)
 NOT_UNCERTAIN = ("would_have_written", *TO_CHECK)
 
 
@@ -129,9 +139,13 @@ def build_view(
     headline, tone = _headline(budget, account)
     costs, costly = _lasting(account), tone == "costly"
     change = _first_change(budget, costs)
+    if tone == "unknown" and _is_small(account, costs):
+        change = None
     others = [one for one in budget.changes if change is not None and one.row != change.row]
     notices = [f"Wrong training: {text}." for text in budget.training_errors[1:]]
-    shown = {row.id for row in costs}
+    shown = {row.id for row in costs} | ({SHARED_CORES} if costly else set())
+    if not shown.isdisjoint(("communication", "synchronization")):
+        shown.add(EXCHANGE_REPAIR)
     checks = (one for one in budget.caveats if one.kind in TO_CHECK and one.kind not in shown)
     notices += [f"Check: {one.text}." for one in checks]
     if _uses_one_of_several(budget):
@@ -208,6 +222,8 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             return budget.failure_sentence, "wrong"
         return _one_process_sentences(budget)[0], "costly"
     bound, costs, step = budget.lower_bound, _lasting(account), account.step_ms.value
+    if budget.shared_cores:
+        return _shared_cores_headline(budget, costs, step), "costly"
     largest = max((row.ms.value for row in costs), default=0.0)
     if bound is not None and bound.lost_ms > max(0.02 * step, largest):
         least = "" if bound.is_complete else "more than "
@@ -247,6 +263,20 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             f"{format_ms(step)} ms per step."
         ), "unknown"
     return "Healthy: nothing worth fixing.", "healthy"
+
+
+def _shared_cores_headline(budget: Budget, costs: tuple[AccountRow, ...], step_ms: float) -> str:
+    text = f"All ranks and their loader workers share {pluralize(budget.shared_cores, 'core')}"
+    waits = next((row for row in costs if row.id in ("threads", "data-loader")), None)
+    if waits is None:
+        return f"{text}."
+    what = "contention" if waits.id == "threads" else "waiting for the data loader"
+    return f"{text}: {what} takes {_of_step(waits.ms.value, step_ms)}."
+
+
+def _is_small(account: StepAccount, costs: tuple[AccountRow, ...]) -> bool:
+    """Return whether the largest cost is less than half of what is not attributed."""
+    return bool(costs) and 2 * costs[0].ms.value < account.not_attributed.ms.value
 
 
 def _lasting(account: StepAccount) -> tuple[AccountRow, ...]:
@@ -345,6 +375,8 @@ def _first_change(budget: Budget, costs: tuple[AccountRow, ...]) -> Change | Non
         change = _change_of_row(budget, "single-process")
         worth = change is not None and _factor(change) >= 1 + MIN_STEP_FRACTION
         return change if worth else None
+    if budget.shared_cores:
+        return next(iter(budget.changes), None)
     bound = budget.lower_bound
     step_ms = budget.n_devices.step_ms.value
     largest = max((row.ms.value for row in costs), default=MIN_STEP_FRACTION * step_ms)
