@@ -263,6 +263,7 @@ class HandoffFolder:
             "checkpoint_every": task.checkpoint_every,
             "turns": [variant.to_dict() for variant in task.interleaved_variants],
             "learnt": serialize(task.replay_hints),
+            "edited_sources": [*task.edited_sources],
         }
         write_json(self.path / "task.json", stored)
 
@@ -289,6 +290,7 @@ class HandoffFolder:
             checkpoint_every=stored["checkpoint_every"],
             interleaved_variants=tuple(map(Variant.from_dict, stored["turns"])),
             replay_hints=deserialize(ReplayHints, stored["learnt"]),
+            edited_sources=tuple(tuple(pair) for pair in stored["edited_sources"]),
         )
 
     def remove_secrets(self) -> None:
