@@ -111,7 +111,7 @@ def prepare_copy(
     if not found.patch.files:
         return None
     sources = found.write_copies(folder / "edited", Path.cwd())
-    return EditedCopy(sources=sources, beside=found.beside(kept, profile))
+    return EditedCopy(sources=sources, at_run_time=found.applied_at_run_time(kept, profile))
 
 
 def keep_result(

@@ -39,7 +39,9 @@ class RemedyPatch:
     def variables(self) -> tuple[SetVariable, ...]:
         return self.patch.variables
 
-    def beside(self, kept: tuple[Remedy, ...], profile: ScriptProfile) -> tuple[Remedy, ...]:
+    def applied_at_run_time(
+        self, kept: tuple[Remedy, ...], profile: ScriptProfile
+    ) -> tuple[Remedy, ...]:
         """Return the remedies to apply to runs of an edited copy.
 
         Those that the sources do not carry, variables, and plan fields, which otherwise say what the

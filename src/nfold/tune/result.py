@@ -44,16 +44,16 @@ class Tried:
 class EditedCopy:
     """An edited copy of a script: (path, path of the copy) of its files.
 
-    The copy carries all remedies but ``beside``, which are environment variables, plan fields that
+    The copy carries all remedies but ``at_run_time``, which are environment variables, plan fields that
     the copy sets as well, or no edits of the sources.
     """
 
     sources: tuple[tuple[str, str], ...]
-    beside: tuple[Remedy, ...] = ()
+    at_run_time: tuple[Remedy, ...] = ()
 
     def trial(self, original: Trial) -> Trial:
         """Return the trial to run with the copy."""
-        for remedy in self.beside:
+        for remedy in self.at_run_time:
             original = remedy.apply(original)
         return original
 

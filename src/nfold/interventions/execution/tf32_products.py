@@ -9,6 +9,8 @@ from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import TorchSetting
 from nfold.interventions.script_edits import add_before_model
 
+TF32 = "high"  # PyTorch's name of the precision
+
 
 class Tf32Products(TorchSetting[bool]):
     """Products of fp32 matrices are computed in TF32, with 10 bits of mantissa."""
@@ -33,9 +35,6 @@ class Tf32Products(TorchSetting[bool]):
     def is_useful(self, profile: Any) -> bool:
         return bool(profile.precision == "fp32")
 
-    def setting(self, value: bool) -> str:
-        return "high"
-
     def read(self, torch: Any) -> Any:
         # PyTorch raises RuntimeError if a script sets TF32 by both of its interfaces.
         try:
@@ -45,8 +44,8 @@ class Tf32Products(TorchSetting[bool]):
 
     def write(self, torch: Any, setting: Any) -> None:
         if setting is not None:
-            torch.set_float32_matmul_precision(setting)
+            torch.set_float32_matmul_precision(TF32 if setting is True else setting)
 
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
-        statement = f'torch.set_float32_matmul_precision("{self.setting(value)}")'
+        statement = f'torch.set_float32_matmul_precision("{TF32}")'
         return add_before_model(profile, statement)
