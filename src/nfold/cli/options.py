@@ -225,8 +225,8 @@ TUNE_OPTIONS = {
     },
     "budget": _value("Time limit of all runs: 5m, 10m, 1h.", LENGTH, "TIME", default="10m"),
     "allow": _value(
-        "Remedies that change the training, comma-separated: batch, precision, communication, "
-        "batch_norm, checkpointing, order.",
+        "Remedies that change the training, comma-separated: batch_norm, communication, order, "
+        "precision.",
         LENGTH,
         "LIST",
     ),

@@ -15,9 +15,6 @@ from nfold.interventions.registry import REGISTRY
 from nfold.tune.settings_file import keepable_remedies
 
 Numerics = Literal["same", "rounding", "training"]
-PERMISSIONS = ("batch", "precision", "communication", "batch_norm", "checkpointing", "order")
-"""What ``--allow`` accepts: each lets remedies change the training."""
-
 PLAN_NUMERICS: dict[str, Numerics] = {
     "workers": "same",
     "input": "same",
@@ -29,6 +26,10 @@ PLAN_NUMERICS: dict[str, Numerics] = {
     "strategy": "same",
 }
 PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
+PERMISSIONS = tuple(
+    sorted({each.permission for each in REGISTRY.values()} - {""} | {*PLAN_PERMISSIONS.values()})
+)
+"""What ``--allow`` accepts: each lets remedies change the training."""
 MIN_WORKER_LIMIT = 8  # workers that wait for storage need no core
 MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
