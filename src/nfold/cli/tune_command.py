@@ -19,7 +19,7 @@ from nfold.cli.explain_command import (
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
 from nfold.cli.tune_screen import TuneProgress, print_result
-from nfold.core.errors import UnknownValue, UsageError
+from nfold.core.errors import RunFailure, UnknownValue, UsageError
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
 from nfold.core.script_profile import ScriptProfile
@@ -90,7 +90,13 @@ def run_tune(request: TuneOptions) -> int:
             prepare_copy=partial(prepare_copy, folder),
             allowed=allowed,
         )
-        result = search.run()
+        try:
+            result = search.run()
+        except RunFailure:
+            if stop.signum is None:
+                raise
+            screen.print_line("stopped before the original was measured: there is no result")
+            return 128 + stop.signum
         files = {}
         if result.is_verified:
             files = keep_result(result, subject.workload, machine, folder)

@@ -41,6 +41,7 @@ MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
+COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
@@ -83,7 +84,7 @@ class Search:
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _series: RunSeries = field(default_factory=RunSeries)
-    _losses: dict[Trial, list[Losses]] = field(default_factory=dict)
+    _losses: dict[object, list[Losses]] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
     _runs: int = 0
     _run_seconds: list[float] = field(default_factory=list)
@@ -279,7 +280,7 @@ class Search:
             "final": (final, self.runner),
         }
         if copy is not None:
-            arms["copy"] = (copy.trial(original), self.runner.with_sources(copy.sources))
+            arms[COPY] = (copy.trial(original), self.runner.with_sources(copy.sources))
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
@@ -288,7 +289,8 @@ class Search:
             if self.stop or enough or (number >= LEAST_VERIFYING_PAIRS and late):
                 break
             for name, (trial, runner) in [*arms.items()][:: 1 if number % 2 else -1]:
-                found = self._run_once(trial, f"verifying: {name}", runner)
+                key = COPY if name == COPY else trial
+                found = self._run_once(trial, f"verifying: {name}", runner, key)
                 if found is not None:
                     series.add(name, found)
                 else:
@@ -303,7 +305,7 @@ class Search:
             objection=objection,
             pairs=series.count("final"),
             copy=copy,
-            copy_objection=failures.get("copy") or self._objection_to_copy(series, arms, original),
+            copy_objection=failures.get(COPY) or self._objection_to_copy(series, arms, original),
         )
 
     def _objection_to_copy(
@@ -313,12 +315,11 @@ class Search:
         original: Trial,
     ) -> str | None:
         """Return how the edited copy differs from the final settings, or None."""
-        if "copy" not in arms or not series.count("copy"):
+        if COPY not in arms or not series.count(COPY):
             return None
-        trial, _ = arms["copy"]
         numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
-        objection = self._objection(trial, original, numerics)
-        gain = series.gain("original", "copy", self._series.noise().merge(series.noise()))
+        objection = self._objection(COPY, original, numerics)
+        gain = series.gain("original", COPY, self._series.noise().merge(series.noise()))
         if objection is None and (gain is None or gain.low is None or gain.low <= 1):
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
             objection = f"it is not faster than the original ({found})"
@@ -332,9 +333,12 @@ class Search:
         return found is not None
 
     def _run_once(
-        self, trial: Trial, label: str, runner: WorkloadRunner | None = None
+        self, trial: Trial, label: str, runner: WorkloadRunner | None = None, key: object = None
     ) -> float | None:
-        """Return the milliseconds per sample of a fresh run, None if it failed."""
+        """Return the milliseconds per sample of a fresh run, None if it failed.
+
+        Its losses are kept under ``key``, by default the trial.
+        """
         self.events.trying(label, self.time_budget.remaining_s)
         self._runs += 1
         before_s = self.time_budget.remaining_s
@@ -348,7 +352,7 @@ class Search:
             return None
         losses = first_losses(measurement)
         if losses:
-            self._losses.setdefault(trial, []).append(losses)
+            self._losses.setdefault(key or trial, []).append(losses)
         metrics = trial.metrics(measurement)
         samples = trial.plan.batch or 1
         return (metrics["step"] + metrics.get("gap", 0.0)) / samples
@@ -363,10 +367,10 @@ class Search:
             return MIN_GAIN
         return max(MIN_GAIN, math.exp(noise.deviation))
 
-    def _objection(self, trial: Trial, original: Trial, numerics: Numerics) -> str | None:
+    def _objection(self, key: object, original: Trial, numerics: Numerics) -> str | None:
         reference = LossReference(tuple(self._losses.get(original, ())))
         numerics = max((numerics, *(one.numerics for one in self.kept)), key=_ORDER.index)
-        losses = self._losses.get(trial)
+        losses = self._losses.get(key)
         return reference.objection(losses[-1], numerics) if losses else None
 
     def _loss_summary(self, original: Trial) -> str:
