@@ -230,6 +230,8 @@ TUNE_OPTIONS = {
         LENGTH,
         "LIST",
     ),
+    "apply": _flag("Apply the patch to the files of the script, with a backup.", OUTPUT),
+    "revert": _flag("Take an applied patch back; measure nothing.", OUTPUT),
 }
 
 RUN_OPTIONS = {

@@ -24,7 +24,7 @@ from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
-from nfold.core.workload import Workload
+from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
@@ -33,6 +33,7 @@ from nfold.launch.launch_spec import WarmAgent
 from nfold.report.writer import explanation_folder
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.tune.applied_patch import apply_patch, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
@@ -45,6 +46,7 @@ from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search
 
 NOT_VERIFIED = 3
+BACKUP = "backup"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,8 @@ class TuneOptions(ExplainOptions):
     """The options of ``nfold tune`` as text, by parameter name."""
 
     allow: str | None
+    apply: bool
+    revert: bool
 
 
 def run_tune(request: TuneOptions) -> int:
@@ -59,6 +63,8 @@ def run_tune(request: TuneOptions) -> int:
 
     Raises RunFailure if the original cannot be run or trains wrongly.
     """
+    if request.revert:
+        return revert(request)
     if workload_run.in_external_job():
         raise UsageError("nfold tune starts its own ranks; next: unset RANK and WORLD_SIZE")
     allowed = parse_permissions(request.allow)
@@ -99,7 +105,7 @@ def run_tune(request: TuneOptions) -> int:
             return 128 + stop.signum
         files = {}
         if result.is_verified:
-            files = keep_result(result, subject.workload, machine, folder)
+            files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -121,11 +127,12 @@ def prepare_copy(
 
 
 def keep_result(
-    result: TuneResult, workload: Workload, machine: Machine, folder: Path
+    result: TuneResult, workload: Workload, machine: Machine, folder: Path, *, apply: bool
 ) -> dict[str, str]:
     """Write what keeps the result; return paths, and what is left to do by hand, by kind.
 
-    A patch is written only if runs of the edited copy were faster and train the same.
+    A patch is written, and with ``apply`` applied, only if runs of the edited copy were faster and
+    train the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     toml, diff = folder / TOML_FILE, folder / PATCH_FILE
@@ -142,6 +149,10 @@ def keep_result(
     if verified.copy is not None and verified.copy_objection is None:
         write_patch(found.patch, diff)
         files["patch"] = display_path(diff.absolute())
+        if apply:
+            changed = apply_patch(found.patch, Path.cwd(), folder / BACKUP)
+            names = ", ".join(display_path(path) for path in changed)
+            files["applied to"] = f"{names}; --revert takes it back"
     elif verified.copy is not None:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
     if found.variables:
@@ -149,6 +160,17 @@ def keep_result(
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
+
+
+def revert(request: TuneOptions) -> int:
+    """Take an applied patch back. Raises UsageError if that is not possible."""
+    if request.target is None:
+        raise UsageError("--revert needs the script; next: nfold tune train.py --revert")
+    script = (MODULE_FLAG, request.target) if request.module else (request.target,)
+    workload = Workload(name=request.target, script=script)
+    changed = revert_patch(explanation_folder(request.results, workload) / BACKUP)
+    sys.stdout.write(f"as before: {', '.join(display_path(path) for path in changed)}\n")
+    return 0
 
 
 def parse_permissions(text: str | None) -> frozenset[str]:

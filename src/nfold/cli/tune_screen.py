@@ -107,7 +107,7 @@ def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[
         lines += _wrapped(
             f"{files['toml']}: nfold run --with {files['toml']} {result.target}", width
         )
-    if "patch" in files:
+    if "patch" in files and "applied to" not in files:
         lines += _wrapped(f"{files['patch']}: git apply {files['patch']}", width)
     for kind, text in files.items():
         if kind not in ("toml", "patch"):
