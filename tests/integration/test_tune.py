@@ -27,7 +27,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "slow_samples.py"
 
 
 def measure(
-    folder: Path, script: Path, sources: tuple[tuple[str, str], ...] = (), seed: int | None = 1
+    folder: Path, script: Path, sources: tuple[tuple[str, str], ...] = ()
 ) -> tuple[Measurement, int]:
     """Run the script briefly; return the measurement, and the workers of its DataLoader."""
     host = inspect_machine()
@@ -39,7 +39,7 @@ def measure(
     found = run(
         Workload.from_script(str(script)),
         plan,
-        Variant(random_seed=seed),
+        Variant(random_seed=1),
         machine=host,
         options=RunOptions(results=folder, edited_sources=sources),
     )
@@ -62,13 +62,11 @@ def test_an_edited_copy_runs_in_place_of_the_script_and_trains_the_same(tmp_path
     copy.write_bytes(edited.edited)
     original, workers = measure(tmp_path / "results", script)
     changed, more_workers = measure(tmp_path / "results", script, ((str(script), str(copy)),))
-    other, _ = measure(tmp_path / "results", script, seed=2)
     assert (workers, more_workers) == (0, 2)
     assert script.read_text() == source
     reference = LossReference((first_losses(original),))
     assert len(reference.runs[0]) == 20
     assert reference.objection(first_losses(changed), "same") is None
-    assert reference.objection(first_losses(other), "same") is not None
 
 
 @pytest.mark.slow
