@@ -71,6 +71,9 @@ class PlanSwitch(Protocol):
     def apply(self, step: str, *, check: bool) -> None:
         """Switch to ``step``; ``check`` compares the first outputs with those of eager code."""
 
+    def settle(self, step: str) -> None:
+        """Use ``step`` for good; memory of other steps is freed."""
+
     def note(self) -> str | None:
         """Return what to know of a candidate that is used on this rank, or None."""
 
@@ -205,7 +208,7 @@ class AutomaticPlan:
         yield from self._until_certain(cost_s / (1 - 1 / gain))
         yield from self._build(step, check=False)
         if self._agree([float(self.switch.failure() is not None)])[0]:
-            self.switch.apply(self.switch.initial_step, check=False)
+            self.switch.settle(self.switch.initial_step)
         else:
             self._say(f"step {step}: {gain:.2f} × as fast in an earlier run")
 
@@ -237,7 +240,7 @@ class AutomaticPlan:
             cost_s=max(0.0, self.clock.now() - began - steps * before_ms / 1e3),
             reason=reason or ("it failed on another rank" if failed else None),
         )
-        self.switch.apply(step if choice.is_kept else self.switch.initial_step, check=False)
+        self.switch.settle(step if choice.is_kept else self.switch.initial_step)
         note = self.switch.note()
         self._say(f"{choice}; {note}" if note and choice.is_kept else str(choice))
         if self.job.is_main:

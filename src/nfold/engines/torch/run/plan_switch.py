@@ -79,8 +79,15 @@ class RunPlanSwitch:
         for model in self.models:
             forward = prepared_forward(model)
             forward.reference = EagerReference if check else None
-            own_graphs = "captured" in step and not self.is_captured
-            forward.select_step(COMPILED_STEP[own_graphs] if "compiled" in step else "eager")
+            forward.select_step(self._step_of_models(step))
+
+    def settle(self, step: str) -> None:
+        for model in self.models:
+            prepared_forward(model).settle_on(self._step_of_models(step))
+
+    def _step_of_models(self, step: str) -> str:
+        own_graphs = "captured" in step and not self.is_captured
+        return COMPILED_STEP[own_graphs] if "compiled" in step else "eager"
 
     def note(self) -> str | None:
         graphs = [prepared_forward(model).graphs for model in self.models]

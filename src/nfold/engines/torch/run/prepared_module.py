@@ -72,6 +72,12 @@ class PreparedForward:
         """Compute as ``step`` says from the next call on; eagerly if compilation failed before."""
         self.step = "eager" if self.failure else step
 
+    def settle_on(self, step: str) -> None:
+        """Compute as ``step`` says for good, and free the graphs if it has none."""
+        self.select_step(step)
+        if self.graphs is not None and "captured" not in step:
+            self.graphs.close()
+
     def run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         memory = MEMORY_FORMATS["channels_last"] if self.layout == "channels_last" else None
         args, kwargs = to_device((args, kwargs), self.device, memory)

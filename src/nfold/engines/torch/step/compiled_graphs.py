@@ -40,6 +40,7 @@ class CompiledGraphs:
         self.recorded = 0
         self._device = device
         self._build_recorder = build_recorder
+        self._replayed: list[ReplayedFunction] = []
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, with graphs of its own."""
@@ -51,6 +52,15 @@ class CompiledGraphs:
             return wrap_inductor(graph_module, inputs, pair.wrap)
 
         return torch.compile(function, backend=backend)
+
+    def add(self, replayed: ReplayedFunction) -> None:
+        self._replayed.append(replayed)
+
+    def close(self) -> None:
+        """Free the graphs and their memory; what was compiled runs without them from now on."""
+        self.is_used = False
+        for replayed in self._replayed:
+            replayed.free()
 
 
 class ForwardAndBackward:
@@ -78,6 +88,7 @@ class ForwardAndBackward:
             static = {i for i, name in enumerate(names) if "tangents" not in name}
             self.saved = len(static)
         replayed = ReplayedFunction(self, compiled, static, is_backward=backward)
+        self.owner.add(replayed)
 
         def call(inputs: list[Any]) -> Any:
             return replayed.call(inputs)
@@ -88,6 +99,10 @@ class ForwardAndBackward:
     def is_captured(self) -> bool:
         """Return whether a graph is being recorded that contains this call."""
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+    def wait_for_replays(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     @property
     def is_pending(self) -> bool:
@@ -201,13 +216,17 @@ class ReplayedFunction:
             outputs[self._watched] = self._pair.watch(self._outputs[self._watched])
         return outputs
 
-    def _give_up(self, reason: str) -> bool:
+    def free(self) -> None:
         """Run all further calls without a graph."""
-        self._pair.owner.failure = reason
         self._is_open = False
         if self._graph is not None:
+            self._pair.wait_for_replays()
             self._graph.reset()
             self._graph = self._outputs = self._buffers = None  # type: ignore[assignment]
+
+    def _give_up(self, reason: str) -> bool:
+        self._pair.owner.failure = reason
+        self.free()
         return False
 
 

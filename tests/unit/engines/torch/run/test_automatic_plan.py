@@ -43,6 +43,9 @@ class KnownTimes(StreamClock):
         self.current = step
         self.applied.append((step, check))
 
+    def settle(self, step: str) -> None:
+        self.current = step
+
     def note(self) -> str | None:
         return None
 

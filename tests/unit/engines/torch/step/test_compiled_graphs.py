@@ -117,6 +117,22 @@ def test_moved_parameters_are_used_without_a_graph() -> None:
     assert graphs.failure == "the addresses of parameters changed"
 
 
+def test_closed_graphs_are_not_replayed() -> None:
+    graphs = CompiledGraphs(CPU, CallRecorder)
+    layer = nn.Linear(4, 4)
+    forward = graphs.compile(layer.forward)
+    for number in range(WARM_UP_CALLS + 4):
+        if number == WARM_UP_CALLS + 2:
+            graphs.close()
+            layer.weight.data = layer.weight.data.clone() + 1
+        x = torch.randn(3, 4)
+        out = forward(x)
+        torch.testing.assert_close(out, layer(x))
+        out.sum().backward()
+    assert graphs.recorded == 2
+    assert graphs.failure is None
+
+
 def test_a_model_that_computes_on_another_device_is_compiled_only() -> None:
     graphs = CompiledGraphs(torch.device("meta"), CallRecorder)
     layer = nn.Linear(4, 4)
