@@ -63,6 +63,12 @@ def test_every_remedy_survives_writing(name: str) -> None:
     assert one.remedies[0].numerics_class in ("same", "rounding", "training")
 
 
+@pytest.mark.parametrize("name", keepable_remedies())
+def test_every_remedy_is_documented(name: str) -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "tune.md"
+    assert f"| `{name}` |" in page.read_text()
+
+
 def test_what_a_run_applies() -> None:
     remedies = SETTINGS.run_remedies()
     assert remedies.variant == Variant(channels_last=True, compiled="reduce-overhead", threads=2)
