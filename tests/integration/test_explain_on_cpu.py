@@ -36,7 +36,8 @@ def _explained(folder: Path, *command: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
     told = ["--batch", "32", "--budget", "15s", "--strategy", strategy]
     trees: dict[str, list[Variant]] = {}
@@ -72,6 +73,7 @@ def _exchanges(variants: list[Variant]) -> set[str]:
     return {variant.exchange for variant in variants}
 
 
+@pytest.mark.slow
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
     known: set[str] = set()
     for _ in range(ATTEMPTS):

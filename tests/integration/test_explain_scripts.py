@@ -83,6 +83,7 @@ def test_a_module_of_a_package_is_run_as_python_does(tmp_path: Path) -> None:
     assert not (tmp_path / "training/epoch.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
     found = explained(tmp_path, "one_device.py", "1s", "--width", "64")
     assert found["target"] == "one_device.py --width 64"

@@ -151,6 +151,7 @@ def test_remedies_with_the_same_numbers(place: TunedPlace) -> None:
     assert after["tested"] == [0]
 
 
+@pytest.mark.slow
 def test_every_other_kind_of_remedy(place: TunedPlace) -> None:
     kept = {"channels_last": True, "threads": 2, "broadcast_buffers": False}
     settings = place.keep(DIRECT, {**kept, "expandable_segments": True, "anomaly_detection": False})
@@ -182,6 +183,7 @@ def test_what_a_script_does_not_have_is_said_once(place: TunedPlace) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_module(place: TunedPlace) -> None:
     (place.folder / "package").mkdir()
     (place.folder / "package" / "__init__.py").touch()
@@ -196,6 +198,7 @@ def test_a_module(place: TunedPlace) -> None:
     assert "train.py is not what was measured" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_script_that_starts_its_ranks(place: TunedPlace, method: str) -> None:
     # PyTorch waits 5 s for each loader worker of a spawned process.
@@ -208,6 +211,7 @@ def test_a_script_that_starts_its_ranks(place: TunedPlace, method: str) -> None:
     assert after["strides"] == [27, 1, 9, 3]
 
 
+@pytest.mark.slow
 def test_one_device(place: TunedPlace) -> None:
     place.keep(DIRECT, {"workers": 1, "channels_last": True}, devices=1)
     after, said = place.seen("--with", "nfold.toml", "train.py")

@@ -74,6 +74,7 @@ def measured(folder: Path, variant: Variant) -> tuple[list[dict[str, Any]], Scri
     ]
 
 
+@pytest.mark.slow
 def test_remedies_change_a_script_and_train_it_as_before(tmp_path: Path) -> None:
     before, profile = measured(tmp_path, Variant())
     after, _ = measured(tmp_path, REMEDIES)

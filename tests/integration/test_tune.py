@@ -75,7 +75,7 @@ def test_what_tune_keeps_can_be_applied_and_taken_back(tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path / "train.py")
     original = (tmp_path / "train.py").read_bytes()
     nfold = [sys.executable, "-m", "nfold"]
-    command = [*nfold, "tune", "train.py", "--devices", "cpu:2", "--budget", "150s", "--json"]
+    command = [*nfold, "tune", "train.py", "--devices", "cpu:2", "--budget", "90s", "--json"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     result = json.loads(found.stdout)
     assert found.returncode == (0 if result["verified"] or not result["kept"] else 3)

@@ -43,6 +43,7 @@ def test_it_needs_no_file_and_draws_nothing_over_its_images() -> None:
     assert (DIGITS.defaults.batch, DIGITS.defaults.epochs) == (128, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_it_learns_the_digits_in_six_epochs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
