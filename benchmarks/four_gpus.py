@@ -206,7 +206,7 @@ def execute(run: Run, asked: argparse.Namespace, left_s: float) -> FinishedRun:
 
 
 def ended_output(process: subprocess.Popen[str]) -> str | None:
-    """What an interrupted command printed; kills it if it does not end."""
+    """Return the output of an interrupted command; kill it if it does not end."""
     try:
         return process.communicate(timeout=GRACE_S / 2)[0]
     except subprocess.TimeoutExpired:

@@ -51,7 +51,7 @@ GRACE_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TimedExplanation:
-    """What one explanation reported and when. Seconds count from the start of the command.
+    """The report of one explanation with its times. Seconds count from the start of the command.
 
     ``first_verdict_s`` is the time of the first conclusion that is not open, live or final.
     ``largest`` is the largest cost of a step with its 95 % interval in ms, ``causes`` are the

@@ -21,7 +21,7 @@ from nfold.cli.options import PlanOptions
 from nfold.cli.plan_completion import build_plan_completer, epoch_samples, prepare_data
 from nfold.cli.progress import ExplainProgress
 from nfold.cli.signals import stop_on_signals
-from nfold.cli.terminal import open_screen
+from nfold.cli.terminal import PlainScreen, open_screen
 from nfold.core.errors import RunFailure, UnknownValue, UsageError
 from nfold.core.fingerprint import module_file
 from nfold.core.format import terminal_safe
@@ -96,20 +96,15 @@ def run_explain(request: ExplainOptions) -> int:
     budget_s = parse_seconds(request.budget)
     machine = inspect_machine()
     subject = build_subject(request, machine)
-    is_script = bool(subject.workload.script)
-    unprotected = unprotected_reason(request.results) if is_script else None
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent(script=is_script)) as warm_agent,
+        closing(WarmAgent(script=bool(subject.workload.script))) as warm_agent,
     ):
         options = request.run_options(stop=stop, warm_agent=warm_agent)
         runner = build_runner(request, subject.workload, machine, store, options)
         with open_screen(sys.stderr, plain=request.plain) as screen:
-            for line in undo_interrupted_runs(request):
-                screen.print_line(terminal_safe(line))
-            if unprotected is not None:
-                screen.print_line(terminal_safe(UNPROTECTED_NOTE.format(reason=unprotected)))
+            print_notices(screen, request, subject.workload)
             progress = ExplainProgress(screen, str(runner.workload))
             experiment = Experiment(runner, TimeBudget(budget_s), progress, stop)
             design = _run(experiment, subject)
@@ -123,6 +118,15 @@ def run_explain(request: ExplainOptions) -> int:
             )
             _show(request, explanation, folder)
     return 128 + stop.signum if stop.signum is not None else 0
+
+
+def print_notices(screen: PlainScreen, request: PlanOptions, workload: Workload) -> None:
+    """Undo interrupted runs and say so; say if writes of a script cannot all be held back."""
+    for line in undo_interrupted_runs(request):
+        screen.print_line(terminal_safe(line))
+    unprotected = unprotected_reason(request.results) if workload.script else None
+    if unprotected is not None:
+        screen.print_line(terminal_safe(UNPROTECTED_NOTE.format(reason=unprotected)))
 
 
 def show_stored(request: ExplainOptions) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nfold.cli import terminal
+from nfold.cli.terminal import MIN_WIDTH, Line, wrap_lines
 from nfold.core.format import terminal_safe
 from nfold.explain.result.budget import Budget, Change
 from nfold.explain.result.view import ExplanationView, format_ms, format_percent
@@ -14,12 +15,9 @@ from nfold.explain.result.view import ExplanationView, format_ms, format_percent
 if TYPE_CHECKING:
     from nfold.report.explanation import DetailTable
 
-MIN_WIDTH = 40
 TAG_WIDTH = 9
 MAX_BAR, MIN_BAR = 24, 6
 TONE_STYLES = {"costly": "bold", "healthy": "bold green", "unknown": "bold", "wrong": "bold red"}
-Line = tuple[str, str]
-"""A line and its style."""
 
 
 def print_explanation(
@@ -31,25 +29,22 @@ def print_explanation(
     page: str = "",
 ) -> None:
     """Print the conclusion; with ``details``, every table. ``page`` is the path of the report."""
-    from rich.text import Text
 
-    console = terminal.make_console(plain=plain)
-    width = console.width if console.is_terminal else terminal.CONSOLE_WIDTH
-    lines = conclusion_lines(view, width, page=page, details=details)
-    if details:
-        lines += detail_lines(budget, width)
-    for text, style in lines:
-        console.print(Text(text, style=style), no_wrap=True, overflow="ignore", crop=False)
+    def lines(width: int) -> list[Line]:
+        conclusion = conclusion_lines(view, width, page=page, details=details)
+        return [*conclusion, *detail_lines(budget, width)] if details else conclusion
+
+    terminal.print_lines(lines, plain=plain)
 
 
 def conclusion_lines(
     view: ExplanationView, width: int, *, page: str = "", details: bool = False
 ) -> list[Line]:
     """The default screen. Lines are wrapped at ``width``, never cropped."""
-    lines: list[Line] = [*_wrapped(view.title, width, "dim"), ("", "")]
-    lines += _wrapped(view.headline, width, TONE_STYLES[view.tone])
+    lines: list[Line] = [*wrap_lines(view.title, width, "dim"), ("", "")]
+    lines += wrap_lines(view.headline, width, TONE_STYLES[view.tone])
     for notice in view.notices:
-        lines += _wrapped(notice, width)
+        lines += wrap_lines(notice, width)
     action = _action_lines(view, width)
     if action:
         lines += [("", ""), *action]
@@ -58,25 +53,14 @@ def conclusion_lines(
     if view.rows:
         lines += [("", ""), *_account_lines(view, width), ("", "")]
     for text, style in ((view.summary, ""), (view.untested, "dim"), (view.caveats, "dim")):
-        lines += _wrapped(text, width, style)
+        lines += wrap_lines(text, width, style)
     tables = "" if details else f"All tables: --details{', ' * bool(page)}{page}"
     ends = [text for text in (view.firmer, tables) if text]
     if sum(map(len, ends)) + 3 <= width:
         ends = ["   ".join(ends)] if ends else []
     for text in ends:
-        lines += _wrapped(text, width, "dim")
+        lines += wrap_lines(text, width, "dim")
     return lines
-
-
-def _wrapped(text: str, width: int, style: str = "", indent: str = "") -> list[Line]:
-    found = textwrap.wrap(
-        terminal_safe(text),
-        max(width, MIN_WIDTH),
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-        break_long_words=True,
-    )
-    return [(line, style) for line in found]
 
 
 def _action_lines(view: ExplanationView, width: int) -> list[Line]:
@@ -158,11 +142,11 @@ def detail_lines(budget: Budget, width: int) -> list[Line]:
 
     lines: list[Line] = []
     for table in detail_tables(budget):
-        lines += [("", ""), *_wrapped(table.title, width, "bold"), *_table_lines(table, width)]
+        lines += [("", ""), *wrap_lines(table.title, width, "bold"), *_table_lines(table, width)]
     for title, notes in detail_notes(budget):
         lines += [("", ""), (title, "bold")]
         for note in notes:
-            lines += _wrapped(f"  {note}", width, indent="    ")
+            lines += wrap_lines(f"  {note}", width, indent="    ")
     return lines
 
 
@@ -201,8 +185,8 @@ def _record_lines(table: DetailTable, width: int) -> list[Line]:
     """For a terminal too narrow for the table: one line per cell."""
     lines: list[Line] = []
     for row in table.rows:
-        lines += _wrapped(f"  {row[0]}", width)
+        lines += wrap_lines(f"  {row[0]}", width)
         for head, cell in zip(table.heads[1:], row[1:], strict=True):
             if cell:
-                lines += _wrapped(f"    {head}: {cell}", width, indent="      ")
+                lines += wrap_lines(f"    {head}: {cell}", width, indent="      ")
     return lines

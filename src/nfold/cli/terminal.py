@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
+
+from nfold.core.format import terminal_safe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 CONSOLE_WIDTH = 100
+MIN_WIDTH = 40
+Line = tuple[str, str]
+"""A line and its style."""
 
 
 def make_console(*, plain: bool = False) -> Console:
@@ -23,6 +30,28 @@ def make_console(*, plain: bool = False) -> Console:
     if not console.is_terminal or console.width > CONSOLE_WIDTH:
         console.width = CONSOLE_WIDTH
     return console
+
+
+def print_lines(lines: Callable[[int], Sequence[Line]], *, plain: bool = False) -> None:
+    """Print styled lines, never cropped; ``lines`` makes them for a width in columns."""
+    from rich.text import Text
+
+    console = make_console(plain=plain)
+    width = console.width if console.is_terminal else CONSOLE_WIDTH
+    for text, style in lines(width):
+        console.print(Text(text, style=style), no_wrap=True, overflow="ignore", crop=False)
+
+
+def wrap_lines(text: str, width: int, style: str = "", indent: str = "") -> list[Line]:
+    """Return a text without control characters in lines of at most ``width`` columns."""
+    found = textwrap.wrap(
+        terminal_safe(text),
+        max(width, MIN_WIDTH),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+        break_long_words=True,
+    )
+    return [(line, style) for line in found]
 
 
 class PlainScreen:

@@ -14,15 +14,13 @@ from nfold.cli.explain_command import (
     build_runner,
     build_subject,
     parse_seconds,
-    undo_interrupted_runs,
+    print_notices,
 )
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
 from nfold.cli.tune_screen import TuneProgress, print_result
 from nfold.core.errors import RunFailure, UnknownValue, UsageError
-from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
-from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
 from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.explain.design import ExperimentDesign
@@ -37,16 +35,16 @@ from nfold.tune.applied_patch import apply_patch, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
-    patch_remedies,
+    edit_script,
     write_patch,
     write_settings,
 )
-from nfold.tune.remedies import PERMISSIONS, Remedy
+from nfold.tune.remedies import PERMISSIONS
 from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search
 
 NOT_VERIFIED = 3
-BACKUP = "backup"
+BACKUP, COPIES = "backup", "edited"  # folders beside the files that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +76,7 @@ def run_tune(request: TuneOptions) -> int:
         closing(WarmAgent(script=bool(subject.workload.script))) as warm_agent,
         open_screen(sys.stderr, plain=request.plain) as screen,
     ):
-        for line in undo_interrupted_runs(request):
-            screen.print_line(terminal_safe(line))
+        print_notices(screen, request, subject.workload)
 
         def explain(runner: WorkloadRunner, seconds: float) -> tuple[ExperimentDesign, Experiment]:
             experiment = Experiment(runner, TimeBudget(seconds), ExperimentEvents(), stop)
@@ -93,7 +90,7 @@ def run_tune(request: TuneOptions) -> int:
             events=TuneProgress(screen),
             stop=stop,
             cores=machine.cores,
-            prepare_copy=partial(prepare_copy, folder),
+            edit_script=partial(edit_script, folder=Path.cwd(), copies=folder / COPIES),
             allowed=allowed,
         )
         try:
@@ -115,17 +112,6 @@ def run_tune(request: TuneOptions) -> int:
     return NOT_VERIFIED if result.kept and not result.is_verified else 0
 
 
-def prepare_copy(
-    folder: Path, kept: tuple[Remedy, ...], profile: ScriptProfile
-) -> EditedCopy | None:
-    """Write edited copies of the script's files for the remedies; None if nothing can be edited."""
-    found = patch_remedies(kept, profile, Path.cwd())
-    if not found.patch.files:
-        return None
-    sources = found.write_copies(folder / "edited", Path.cwd())
-    return EditedCopy(sources=sources, at_run_time=found.applied_at_run_time(kept, profile))
-
-
 def keep_result(
     result: TuneResult, workload: Workload, machine: Machine, folder: Path, *, apply: bool
 ) -> dict[str, str]:
@@ -143,20 +129,21 @@ def keep_result(
         return {"options": plan}
     write_settings(result, workload, machine, toml, profile)
     files = {"toml": display_path(toml.absolute())}
-    found = patch_remedies(result.kept, profile, Path.cwd())
-    notes = [*found.notes]
     verified = result.verification
-    if verified.copy is not None and verified.copy_objection is None:
-        write_patch(found.patch, diff)
+    copy = verified.copy or EditedCopy()
+    notes = [*copy.notes]
+    if copy.sources and verified.copy_objection is None:
+        write_patch(copy.patch, diff)
         files["patch"] = display_path(diff.absolute())
         if apply:
-            changed = apply_patch(found.patch, Path.cwd(), folder / BACKUP)
+            changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
             names = ", ".join(display_path(path) for path in changed)
             files["applied to"] = f"{names}; --revert takes it back"
-    elif verified.copy is not None:
+    elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
-    if found.variables:
-        files["variables"] = " ".join(f"{one.name}={one.value}" for one in found.variables)
+    if copy.patch.variables:
+        variables = (f"{one.name}={one.value}" for one in copy.patch.variables)
+        files["variables"] = " ".join(variables)
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
@@ -174,7 +161,7 @@ def revert(request: TuneOptions) -> int:
 
 
 def parse_permissions(text: str | None) -> frozenset[str]:
-    """Return what ``--allow batch,precision`` allows. Raises UnknownValue."""
+    """Return what ``--allow batch_norm,precision`` allows. Raises UnknownValue."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     for name in names:
         if name not in PERMISSIONS:

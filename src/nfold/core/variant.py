@@ -101,6 +101,13 @@ class Variant(Interventions, StoredAsDict):
             arguments |= each.ddp_arguments(value)
         return arguments
 
+    def loader_arguments(self) -> dict[str, Any]:
+        """Return arguments to replace in the DataLoaders that feed the training."""
+        arguments: dict[str, Any] = {}
+        for each, value in self.interventions():
+            arguments |= each.loader_arguments(value)
+        return arguments
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values. Defaults are omitted, so that ids survive new interventions."""
         return {each.stored_name: serialize(value) for each, value in self.interventions()}

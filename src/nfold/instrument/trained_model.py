@@ -27,7 +27,7 @@ from nfold.instrument.optimizer_steps import StepOptimizer
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """What the optimizers of one rank train, as far as the hooks have observed it."""
+    """The model that the optimizers of one rank train, as far as the hooks have observed it."""
 
     _step_optimizer: StepOptimizer
     _wrappers: DataParallelHooks

@@ -13,6 +13,9 @@ from nfold.core.source_edit import SetVariable, SourceEdit
 from nfold.interventions.script_edits import set_wrapper_arguments
 
 T = TypeVar("T")
+Numerics = Literal["same", "rounding", "training"]
+NUMERICS: tuple[Numerics, ...] = get_args(Numerics)
+"""How a remedy may change the numbers of a training, from not at all to another training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class Intervention(Generic[T]):
     stored_name: str = ""
     labels: ClassVar[Mapping[Any, str]] = {}
     kind: ClassVar[Literal["experiment", "remedy"]] = "experiment"
-    numerics: ClassVar[Literal["same", "rounding", "training"] | None] = None
+    numerics: ClassVar[Numerics | None] = None
     permission: ClassVar[str] = ""
     is_observation: ClassVar[bool] = False
     switchable: ClassVar[bool] = False

@@ -28,7 +28,7 @@ MAX_DEPTH = 12  # assignments and calls that an expression is followed through
 
 @dataclass(frozen=True)
 class CommandChange:
-    """What to change in a command: arguments to add, options to remove, and why it may not do."""
+    """A change of a command: arguments to add, options to remove, and why it may not suffice."""
 
     arguments: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Whether two runs of a training compute the same: the losses of their first steps."""
+"""Compares two runs of a training by the losses of their first steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from nfold.core.measurement import Measurement
-from nfold.tune.remedies import Numerics
+from nfold.interventions.intervention import Numerics
 
 Losses = tuple[float, ...]
 """The mean loss over the ranks, of each of the first steps."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from nfold.core.plan import Plan
 from nfold.core.stats import Interval
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.result.budget import Budget
+from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.settings_file import keepable_remedies
 
-Numerics = Literal["same", "rounding", "training"]
 PLAN_NUMERICS: dict[str, Numerics] = {
     "workers": "same",
     "input": "same",
@@ -29,7 +29,7 @@ PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
 PERMISSIONS = tuple(
     sorted({each.permission for each in REGISTRY.values()} - {""} | {*PLAN_PERMISSIONS.values()})
 )
-"""What ``--allow`` accepts: each lets remedies change the training."""
+"""The values of ``--allow``: each lets remedies change the training."""
 MIN_WORKER_LIMIT = 8  # workers that wait for storage need no core
 MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
@@ -45,7 +45,6 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "epoch-boundary": ("loader_persistent_workers",),
     "first-epoch": ("workers",),
     "link": (
-        "exchange_each_micro_batch",
         "ddp_bucket_mb",
         "gradient_as_bucket_view",
         "nccl_algorithm",
@@ -57,7 +56,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "ddp_static_graph",
         "gradient_as_bucket_view",
     ),
-    "launch-bound": ("compiled", "step", "fused_optimizer", "captured"),
+    "launch-bound": ("compiled", "step", "fused_optimizer"),
     "layout": ("channels_last", "layout"),
     "threads": ("threads",),
     "memory": ("expandable_segments",),
@@ -140,18 +139,26 @@ class Remedy:
             return None
         return dataclasses.replace(self, value=2 * self.value)
 
-    def is_applied(self, trial: Trial) -> bool:
-        return self.apply(trial) == trial
+
+def apply_all(remedies: Iterable[Remedy], trial: Trial) -> Trial:
+    for remedy in remedies:
+        trial = remedy.apply(trial)
+    return trial
+
+
+def largest_change(remedies: Iterable[Remedy]) -> Numerics:
+    """Return how remedies together may change the numbers of a training."""
+    return max((one.numerics for one in remedies), key=NUMERICS.index, default="same")
 
 
 def choose_remedies(
-    design: ExperimentDesign, budget: Budget | None, cores: int, allowed: Collection[str]
+    design: ExperimentDesign, budget: Budget, cores: int, allowed: Collection[str]
 ) -> list[Remedy]:
     """Return the remedies to try: those of costly causes first, then the standard list.
 
     Those that change the training need their permission in ``allowed``.
     """
-    reasons = dict(_reasons(budget)) if budget is not None else {}
+    reasons = dict(_reasons(budget))
     names = [*reasons, *(name for name in STANDARD if name not in reasons)]
     names += [
         name
@@ -163,12 +170,13 @@ def choose_remedies(
         reason, predicted = reasons.get(name, ("standard", None))
         for value in values_to_try(name, design, cores):
             remedy = Remedy(name=name, value=value, reason=reason, predicted=predicted)
-            if remedy.numerics != "training" or remedy.permission in allowed:
+            if not remedy.permission or remedy.permission in allowed:
                 found.append(remedy)
     if design.profile is not None:
         keepable = keepable_remedies()
         found = [remedy for remedy in found if remedy.name in keepable]
-    return [remedy for remedy in found if not remedy.is_applied(design.actual())]
+    actual = design.actual()
+    return [remedy for remedy in found if remedy.apply(actual) != actual]
 
 
 def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]]:

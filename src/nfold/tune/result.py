@@ -1,8 +1,8 @@
-"""What a tuning found, as a value and as JSON."""
+"""The result of ``nfold tune``, as a value and as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nfold.core.script_profile import ScriptProfile
@@ -11,6 +11,7 @@ from nfold.core.stats import Interval
 from nfold.explain.design import Trial
 from nfold.explain.result.budget import Budget
 from nfold.tune.remedies import Remedy
+from nfold.tune.source_patch import SourcePatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +43,17 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class EditedCopy:
-    """An edited copy of a script: (path, path of the copy) of its files.
+    """The files of a script with the remedies that edits of them keep.
 
-    The copy carries all remedies but ``at_run_time``, which are environment variables, plan fields that
-    the copy sets as well, or no edits of the sources.
+    ``patch`` has the edits, ``sources`` (path, path of the copy) of each edited file. Runs of the copy
+    apply the remedies ``at_run_time``: environment variables, plan fields, which otherwise say what
+    the original has, and what no edit keeps. For these, ``notes`` say what to do by hand.
     """
 
-    sources: tuple[tuple[str, str], ...]
+    patch: SourcePatch = field(default_factory=SourcePatch)
+    sources: tuple[tuple[str, str], ...] = ()
     at_run_time: tuple[Remedy, ...] = ()
-
-    def trial(self, original: Trial) -> Trial:
-        """Return the trial to run with the copy."""
-        for remedy in self.at_run_time:
-            original = remedy.apply(original)
-        return original
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,8 @@ class Verification:
     """The original against the final settings in runs of their own; times are per step.
 
     ``objection``: how the final settings train another way than their remedies allow, or None;
-    ``copy_objection``: the same of an edited copy of the script, or why it is not faster.
+    ``copy`` is the edited copy of a script, ``copy_objection`` how it trains another way, or why it is
+    not faster.
     """
 
     gain: Interval | None

@@ -1,4 +1,4 @@
-"""Whether a change makes training faster, from runs of both that alternate.
+"""Compares the speed of two settings by runs of both that alternate.
 
 Every run is a fresh process tree. The logarithm of its time per sample is compared with those of the
 runs of the other side before and after it, so that a drift of the machine cancels. The noise is
@@ -11,18 +11,17 @@ import math
 from dataclasses import dataclass, field
 
 from nfold.core.stats import Interval
+from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
-T_QUANTILES = (12.7, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # two-sided 95 %
-NORMAL_QUANTILE = 1.96
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
     """Return the two-sided 95 % quantile of Student's t."""
     if degrees_of_freedom < 1:
-        return T_QUANTILES[0]
-    if degrees_of_freedom <= len(T_QUANTILES):
-        return T_QUANTILES[degrees_of_freedom - 1]
+        return STUDENT_T[0]
+    if degrees_of_freedom <= len(STUDENT_T):
+        return STUDENT_T[degrees_of_freedom - 1]
     return NORMAL_QUANTILE + 2.5 / degrees_of_freedom
 
 

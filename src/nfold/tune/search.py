@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
@@ -26,7 +26,13 @@ from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.losses import Losses, LossReference, first_losses
-from nfold.tune.remedies import Numerics, Remedy, choose_remedies, values_to_try
+from nfold.tune.remedies import (
+    Remedy,
+    apply_all,
+    choose_remedies,
+    largest_change,
+    values_to_try,
+)
 from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
 from nfold.tune.run_series import RunSeries
 
@@ -48,8 +54,8 @@ ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experime
 """Explains within so many seconds; the runner applies the remedies that are kept."""
 
 
-PrepareCopy = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy | None]
-"""Writes an edited copy of a script for the remedies that are kept, if its sources can be edited."""
+EditScript = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy]
+"""Writes an edited copy of a script with the remedies that are kept, as far as edits keep them."""
 
 
 class TuneEvents:
@@ -79,7 +85,7 @@ class Search:
     events: TuneEvents
     stop: StopRequest
     cores: int
-    prepare_copy: PrepareCopy
+    edit_script: EditScript
     allowed: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
@@ -110,7 +116,7 @@ class Search:
             target=str(self.runner.workload),
             devices=design.devices,
             original=original,
-            final=self._with_kept(original),
+            final=apply_all(self.kept, original),
             kept=tuple(self.kept),
             tried=tuple(self.tried),
             verification=verification,
@@ -137,11 +143,6 @@ class Search:
         steps = max(MIN_STEPS, min(MAX_STEPS, round(RUN_S / step_s)))
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
-
-    def _with_kept(self, trial: Trial) -> Trial:
-        for remedy in self.kept:
-            trial = remedy.apply(trial)
-        return trial
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
         """Try all remedies; after the first round explain again what is left."""
@@ -171,7 +172,7 @@ class Search:
         left = [*remedies]
         while left:
             remedy = left.pop(0)
-            best = self._with_kept(original)
+            best = apply_all(self.kept, original)
             trial = remedy.apply(best)
             if trial == best:
                 continue
@@ -197,7 +198,7 @@ class Search:
             if not self._measure(trial, remedy.label):
                 self._note(remedy, "failed", reason=self._failures[trial])
                 return
-            objection = self._objection(trial, original, remedy.numerics)
+            objection = self._objection(trial, original, remedy)
             if objection is not None:
                 self._note(remedy, "changes training", reason=objection)
                 return
@@ -232,16 +233,15 @@ class Search:
         if len(left) < 2 or left[0].remedy.name == left[1].remedy.name:
             return
         first, second = left[0].remedy, left[1].remedy
-        best = self._with_kept(original)
-        trial = second.apply(first.apply(best))
+        best = apply_all(self.kept, original)
+        trial = apply_all((first, second), best)
         if self.stop or not self._time_for(4) or self.runner.refusal_reason(trial) is not None:
             return
         for _ in range(2):
             if not self._measure(trial, f"{first.label} with {second.label}"):
                 return
             self._measure(best)
-        numerics: Numerics = max(first.numerics, second.numerics, key=_ORDER.index)
-        if self._objection(trial, original, numerics) is not None:
+        if self._objection(trial, original, first, second) is not None:
             return
         gain = self._gain(best, trial)
         if gain is not None and gain.low is not None and gain.low > self._threshold:
@@ -255,32 +255,37 @@ class Search:
         for remedy in [*self.kept] if len(self.kept) > 1 else ():
             if self.stop or not self._time_for(2):
                 return
-            final = self._with_kept(original)
+            final = apply_all(self.kept, original)
             others = [one for one in self.kept if one is not remedy]
-            without = original
-            for one in others:
-                without = one.apply(without)
+            without = apply_all(others, original)
             for _ in range(2):
                 if self._time_for(2) and self._measure(without, f"without {remedy.label}"):
                     self._measure(final)
             gain = self._gain(without, final)
             if gain is not None and gain.value <= 1:
                 self.kept = others
-                self._replace(remedy, "dropped", gain)
+                self.tried = [one for one in self.tried if one.remedy != remedy]
+                reason = "as fast without it beside the others"
+                self._note(remedy, "dropped", gain=gain, reason=reason)
 
     def _verify(self, original: Trial, profile: ScriptProfile | None) -> Verification:
         """Compare the original, the final settings and the edited copy in fresh runs."""
-        final, series = self._with_kept(original), RunSeries()
+        final, series = apply_all(self.kept, original), RunSeries()
         if not self.kept:
-            return Verification(gain=None, original_ms=self._typical_ms(original), final_ms=None)
+            return Verification(
+                gain=None,
+                original_ms=_median_ms(self._series, original, original.plan),
+                final_ms=None,
+            )
         self.events.verifying(self.time_budget.remaining_s)
-        copy = self.prepare_copy(tuple(self.kept), profile) if profile is not None else None
+        copy = self.edit_script(tuple(self.kept), profile) if profile is not None else None
         arms: dict[str, tuple[Trial, WorkloadRunner]] = {
             "original": (original, self.runner),
             "final": (final, self.runner),
         }
-        if copy is not None:
-            arms[COPY] = (copy.trial(original), self.runner.with_sources(copy.sources))
+        if copy is not None and copy.sources:
+            trial = apply_all(copy.at_run_time, original)
+            arms[COPY] = (trial, self.runner.with_sources(copy.sources))
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
@@ -296,29 +301,21 @@ class Search:
                 else:
                     failures[name] = self._failures[trial]
             gain = series.gain("original", "final", self._series.noise().merge(series.noise()))
-        numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
-        objection = failures.get("final") or self._objection(final, original, numerics)
         return Verification(
             gain=gain,
             original_ms=_median_ms(series, "original", original.plan),
             final_ms=_median_ms(series, "final", original.plan),
-            objection=objection,
+            objection=failures.get("final") or self._objection(final, original),
             pairs=series.count("final"),
             copy=copy,
-            copy_objection=failures.get(COPY) or self._objection_to_copy(series, arms, original),
+            copy_objection=failures.get(COPY) or self._objection_to_copy(series, original),
         )
 
-    def _objection_to_copy(
-        self,
-        series: RunSeries,
-        arms: Mapping[str, tuple[Trial, WorkloadRunner]],
-        original: Trial,
-    ) -> str | None:
+    def _objection_to_copy(self, series: RunSeries, original: Trial) -> str | None:
         """Return how the edited copy differs from the final settings, or None."""
-        if COPY not in arms or not series.count(COPY):
+        if not series.count(COPY):
             return None
-        numerics: Numerics = max((one.numerics for one in self.kept), key=_ORDER.index)
-        objection = self._objection(COPY, original, numerics)
+        objection = self._objection(COPY, original)
         gain = series.gain("original", COPY, self._series.noise().merge(series.noise()))
         if objection is None and (gain is None or gain.low is None or gain.low <= 1):
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
@@ -367,11 +364,13 @@ class Search:
             return MIN_GAIN
         return max(MIN_GAIN, math.exp(noise.deviation))
 
-    def _objection(self, key: object, original: Trial, numerics: Numerics) -> str | None:
-        reference = LossReference(tuple(self._losses.get(original, ())))
-        numerics = max((numerics, *(one.numerics for one in self.kept)), key=_ORDER.index)
+    def _objection(self, key: object, original: Trial, *tried: Remedy) -> str | None:
+        """Return how a run trains another way than what is kept and tried in it allow, or None."""
         losses = self._losses.get(key)
-        return reference.objection(losses[-1], numerics) if losses else None
+        if not losses:
+            return None
+        reference = LossReference(tuple(self._losses.get(original, ())))
+        return reference.objection(losses[-1], largest_change((*self.kept, *tried)))
 
     def _loss_summary(self, original: Trial) -> str:
         if not self._losses.get(original):
@@ -391,22 +390,12 @@ class Search:
     def _typical_run_s(self) -> float:
         return median(self._run_seconds) if self._run_seconds else 0.0
 
-    def _typical_ms(self, trial: Trial) -> float | None:
-        return _median_ms(self._series, trial, trial.plan)
-
     def _note(
         self, remedy: Remedy, outcome: str, *, gain: Interval | None = None, reason: str = ""
     ) -> None:
         tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
         self.tried.append(tried)
         self.events.decided(tried)
-
-    def _replace(self, remedy: Remedy, outcome: str, gain: Interval) -> None:
-        self.tried = [one for one in self.tried if one.remedy != remedy]
-        self._note(remedy, outcome, gain=gain, reason="as fast without it beside the others")
-
-
-_ORDER: tuple[Numerics, ...] = ("same", "rounding", "training")
 
 
 def _failure(trial: Trial, measurement: Measurement) -> str | None:

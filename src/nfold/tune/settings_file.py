@@ -22,12 +22,11 @@ from nfold.core.serialization import deserialize, read_value, replace_file, seri
 from nfold.core.stats import Interval
 from nfold.core.variant import RunRemedies, Variant
 from nfold.core.workload import MODULE_FLAG, Workload
-from nfold.interventions.intervention import Intervention, WorkloadFacts
+from nfold.interventions.intervention import NUMERICS, Intervention, WorkloadFacts
 from nfold.interventions.registry import REGISTRY
 
 SETTINGS_SCHEMA = 1
 PLAN_REMEDIES = ("workers",)  # fields of the plan that ``nfold run`` applies to a script
-NUMERICS = ("same", "rounding", "training")
 AGAIN = "nfold tune SCRIPT measures again"
 
 
@@ -97,7 +96,7 @@ class KeptRemedy:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedSettings:
-    """What ``nfold tune`` has kept for one script on one machine.
+    """The remedies that ``nfold tune`` has kept for one script on one machine.
 
     Attributes:
         command: path and arguments of the script, or ``-m``, a module and its arguments, as in

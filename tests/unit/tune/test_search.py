@@ -19,7 +19,7 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
-from nfold.tune.result import TuneResult
+from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
@@ -85,7 +85,7 @@ class Simulation:
             events=TuneEvents(),
             stop=StopRequest(),
             cores=HOST.cores,
-            prepare_copy=lambda kept, profile: None,
+            edit_script=lambda kept, profile: EditedCopy(),
             allowed=frozenset(allowed),
         )
         return search.run()

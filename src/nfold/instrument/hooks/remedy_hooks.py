@@ -44,9 +44,7 @@ class RemedyHooks:
         self._settings = TorchSettings(variant.all_variants)
         self._compiler = ModelCompiler(remedies.variant.compiled)
         self._own = ScriptRemedies(remedies.variant, events)
-        arguments: dict[str, Any] = {}
-        for each, value in remedies.variant.interventions():
-            arguments |= each.loader_arguments(value)
+        arguments = remedies.variant.loader_arguments()
         has_loader_settings = remedies.workers is not None or arguments
         self._loaders = (
             TrainingLoaderSettings(remedies.workers, arguments) if has_loader_settings else None

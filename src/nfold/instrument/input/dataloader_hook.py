@@ -362,9 +362,7 @@ class LoaderOverrides:
         batch = None if task.replay_hints.script_sets_batch_size else plan.batch
         self._batch = None if batch is None else -(-batch // parts)
         self._workers = plan.workers
-        self._arguments: dict[str, Any] = {}
-        for each, value in task.variant.interventions():
-            self._arguments |= each.loader_arguments(value)
+        self._arguments = task.variant.loader_arguments()
         self._has_set_arguments = False
         self._hints = task.replay_hints
         self._companions: WeakKeyDictionary[Any, DataLoaderProfile] = WeakKeyDictionary()

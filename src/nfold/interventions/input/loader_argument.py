@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from nfold.core.plan import Plan
 from nfold.core.source_edit import SetKeywords, SourceEdit
-from nfold.interventions.intervention import Intervention
+from nfold.interventions.intervention import Intervention, Numerics
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class LoaderArgument(Intervention[T]):
     """
 
     kind = "remedy"
-    numerics: ClassVar[Literal["same", "rounding", "training"] | None] = "same"
+    numerics: ClassVar[Numerics | None] = "same"
     needs_workers: ClassVar[bool] = True
     refused_in_workloads = "workloads set the arguments of their loaders"
     needed_in_run = "DataLoader with worker processes"

@@ -20,7 +20,6 @@ from nfold.instrument.torch_private import (
     is_compiled_wrapper,
 )
 
-COMPILED_STEP = {False: "compiled", True: "compiled+captured"}
 COMPILE_S = 0.25  # to compile forward and backward, for every parameter tensor
 # Largest relative difference of compiled outputs from eager ones, by the type of the arithmetic
 TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2, "fp16": 2e-2}
@@ -86,8 +85,9 @@ class RunPlanSwitch:
             prepared_forward(model).settle_on(self._step_of_models(step))
 
     def _step_of_models(self, step: str) -> str:
-        own_graphs = "captured" in step and not self.is_captured
-        return COMPILED_STEP[own_graphs] if "compiled" in step else "eager"
+        if "compiled" not in step:
+            return "eager"
+        return "compiled" if self.is_captured else step
 
     def note(self) -> str | None:
         graphs = [prepared_forward(model).graphs for model in self.models]

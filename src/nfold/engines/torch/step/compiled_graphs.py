@@ -64,7 +64,7 @@ class CompiledGraphs:
 
 
 class ForwardAndBackward:
-    """What the graphs of a forward and of its backward share."""
+    """A forward and its backward: one memory pool, and which saved tensors are still needed."""
 
     def __init__(
         self, owner: CompiledGraphs, recorder: GraphRecorder, device: torch.device
