@@ -106,8 +106,12 @@ def conclusion(result: TuneResult) -> str:
     where = f"{terminal_safe(result.target)} on {pluralize(result.devices, 'device')}"
     verified = result.verification
     if not result.kept:
-        why = "stopped before anything was kept" if result.stopped else "nothing helps beyond 1 %"
-        return f"{where}: {why}"
+        if result.stopped:
+            return f"{where}: stopped before anything was kept"
+        untried = sum(one.outcome == "not tried" for one in result.tried)
+        if untried:
+            return f"{where}: nothing kept, {untried} not tried in time; next: a larger --budget"
+        return f"{where}: nothing helps beyond 1 %"
     if verified.objection is not None:
         return f"{where}: not verified: {verified.objection}; nothing was written"
     if not result.is_verified:
