@@ -72,7 +72,7 @@ def test_the_second_run_takes_the_agent_that_waits(
 
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:
     with closing(WarmAgent()) as spare:
-        spare.take(folder, {})
+        spare.take(folder, _launch(folder), {})
         assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
     assert 3 in folder.agent.read_exit_codes().values()
     assert "exitcode" in folder.agent_log.read_text()
@@ -80,11 +80,11 @@ def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None
 
 def test_an_agent_that_somebody_ended_is_not_missed(folder: HandoffFolder) -> None:
     with closing(WarmAgent()) as spare:
-        spare.take(folder, {})
+        spare.take(folder, _launch(folder), {})
         waited = _the_one_that_waits()
         waited.send_signal(signal.SIGKILL)
         waited.wait()
-        assert spare.take(folder, {}) is None
+        assert spare.take(folder, _launch(folder), {}) is None
         assert _run(folder, _launch(folder), spare).exit_code == 0
 
 

@@ -27,6 +27,7 @@ LIBRARY_VARIABLE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "XLA_",
 )  # fmt: skip
 """Prefixes of variables that configure libraries. ``TF_`` alone is Terraform's, too."""
+READ_AFTER_IMPORT = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "GLOO_", "NCCL_")
 IGNORED_VARIABLE = re.compile(
     r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
 )  # folders and logs of libraries
@@ -55,6 +56,17 @@ def module_file(name: str, folder: str) -> str | None:
 def imported_file(name: str, folder: str) -> str | None:
     """Return the file that ``import name`` runs in a folder, or None."""
     return _source(_find_module(name, folder))
+
+
+def imports_are_equal(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+    """Return whether libraries that are imported in either environment are configured alike."""
+    names = {
+        name
+        for name in {*before, *after}
+        if name.startswith((*LIBRARY_VARIABLE_PREFIXES, "LD_", "PYTHON"))
+        and not name.startswith(READ_AFTER_IMPORT)
+    }
+    return all(before.get(name) == after.get(name) for name in names)
 
 
 def library_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -188,6 +188,8 @@ class ScriptProfile:
         uses_join: trains under PyTorch's Join: ranks may have unequal numbers of batches.
         slices_batches: each rank gets the same batches and computes its part of them.
         fixed_batch_error: error of the script with batches of another size.
+        libraries: modules that a probe run had imported from packages, in this order; empty if the
+            script had set variables that configure libraries before it imported torch.
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
@@ -258,6 +260,7 @@ class ScriptProfile:
     uses_join: bool = False
     slices_batches: bool = False
     fixed_batch_error: str = ""
+    libraries: tuple[str, ...] = ()
     source_locations: dict[str, tuple[SourceLocation, ...]] = field(default_factory=dict)
 
     @property

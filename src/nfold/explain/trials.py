@@ -285,7 +285,9 @@ class WorkloadRunner:
 
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
         """Return a runner that passes the profile of a script to its runs."""
-        options = dataclasses.replace(self.options, replay_hints=profile.replay_hints)
+        options = dataclasses.replace(
+            self.options, replay_hints=profile.replay_hints, libraries=profile.libraries
+        )
         return dataclasses.replace(self, options=options)
 
     def refusal_reason(self, trial: Trial) -> str | None:

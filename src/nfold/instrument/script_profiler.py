@@ -76,6 +76,7 @@ from nfold.instrument.input.epoch_passes import (
 from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTotal, fetch_difference
 from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.input.repeated_access import repeated_access_saving
+from nfold.instrument.loaded_libraries import loaded_libraries
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
 from nfold.instrument.trained_model import TrainedModel
@@ -360,6 +361,7 @@ class ScriptProfiler:
             threads=torch.get_num_threads(),
             core_ids=tuple(sorted(getattr(os, "sched_getaffinity", lambda _: ())(0))),
             uses_join=self.uses_join,
+            libraries=loaded_libraries() if self._task.variant.profiler_steps else (),
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),
             **model_facts(forwards.model, self.trained_model.parameters),

@@ -31,7 +31,7 @@ from nfold.instrument.epoch_boundaries import (
     EpochBoundaryTracker,
     HostGaps,
 )
-from nfold.instrument.hooks.distributed_hooks import install_spawn_hooks
+from nfold.instrument.hooks.distributed_hooks import holders, install_spawn_hooks
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
@@ -167,8 +167,9 @@ class InstrumentedRun:
         self._profiler.install(self._patches, self._warm_up_patches)
         self._post_backward.install()
         install_spawn_hooks(self._task, self._patches)
-        for owner in (dist, distributed_c10d):
-            self._patches.wrap(owner, "destroy_process_group", self._destroy_process_group)
+        destroy = "destroy_process_group"
+        for owner in holders(destroy, dist.destroy_process_group, dist, distributed_c10d):
+            self._patches.wrap(owner, destroy, self._destroy_process_group)
         self._patches.wrap(Join, "__enter__", self._enter_join)
         self._step_hooks.install(self._patches, self._warm_up_patches)
         marks.set_receiver(self)

@@ -1,9 +1,10 @@
 """The agent process: starts the ranks of this node under torchelastic.
 
 ``python -m nfold.launch.agent FOLDER`` is a separate process, so that the parent never imports
-torch. Without FOLDER it waits for a line of JSON on its input, with the folder and the environment,
-and exits at the end of its input. The rendezvous store listens on the address of the rendezvous only,
-on one node 127.0.0.1; the stores of torchrun listen on every interface and accept writes from anyone.
+torch. Without FOLDER it imports the modules of a first line of JSON on its input, waits for a second
+one, a WarmRequest, and exits at the end of its input. The rendezvous store listens on the address of
+the rendezvous only, on one node 127.0.0.1; the stores of torchrun listen on every interface and
+accept writes from anyone.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from typing import Any
 
 import psutil
 
+from nfold.core.fingerprint import imports_are_equal
 from nfold.core.parent_death import die_with_parent
 from nfold.core.serialization import deserialize
+from nfold.launch import warm_process
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import AGENT_MODULE, RankGroup
+from nfold.launch.launch_spec import AGENT_MODULE, RankGroup, WarmRequest
 from nfold.launch.rank_lifecycle import redirect_output
 from nfold.launch.torchrun_args import is_loopback, own_address, resolve, split_endpoint
 from nfold.sandbox import enter_view
-from nfold.sandbox.overlay import SHARED, STATE_VARIABLE, unshare_mounts
+from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, unshare_mounts
 
 LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 600  # torch's
@@ -47,18 +50,32 @@ def main() -> None:
 
 
 def _wait_for_folder() -> HandoffFolder:
+    """Wait for a run with several ranks, or become its only rank."""
     if os.environ.get(STATE_VARIABLE) == SHARED:
         unshare_mounts()
+    libraries = json.loads(sys.stdin.readline() or "[]")
+    started = dict(os.environ)
     importlib.import_module(TORCH_LAUNCHER)
+    warm_process.import_libraries(libraries)
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
-    request = json.loads(line)
+    request = deserialize(WarmRequest, json.loads(line))
+    warm_process.import_libraries(request.libraries)
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(request.environment)
     die_with_parent()
-    folder = HandoffFolder(Path(request["folder"]))
+    folder = HandoffFolder(Path(request.folder))
     redirect_output(folder.agent_log)
+    is_warm = imports_are_equal(started, os.environ) and warm_process.may_fork()
+    if request.rank_command:
+        if not is_warm or os.environ.get(STATE_VARIABLE) == PER_RANK:
+            os.execve(request.rank_command[0], request.rank_command, os.environ)  # noqa: S606
+        if os.environ.get(STATE_VARIABLE) == SHARED:
+            enter_view(folder.sandbox, unshared=True)
+        warm_process.become_rank(request.rank_command)
+    if is_warm:
+        warm_process.fork_ranks()
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.script_profile import ReplayHints
+from nfold.core.serialization import serialize
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
 from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, views_are_allowed
@@ -62,7 +64,8 @@ class ProcessSpec:
     failure of a rank. A user's script (``is_user_script``) may take any time before its first step
     in which it is active, and has ``stop_grace_s`` to end by itself after a request to stop. With
     ``reads_stdin`` the tree inherits the standard input of this process, and rank 0 may wait there
-    for any time.
+    for any time. ``library_environment`` is the part of the environment that all runs of an
+    experiment have.
     """
 
     command: tuple[str, ...]
@@ -74,6 +77,7 @@ class ProcessSpec:
     stop_grace_s: float = 0.0
     may_use_warm_agent: bool = False
     reads_stdin: bool = False
+    library_environment: Mapping[str, str] = field(default_factory=dict)
 
 
 AGENT_MODULE = "nfold.launch.agent"
@@ -103,6 +107,7 @@ def spec_for_plan(
         if views_are_allowed():
             environment[STATE_VARIABLE] = PER_RANK if variant.independent else SHARED
         environment |= {k: os.environ[k] for k in ("OMP_NUM_THREADS",) if k in os.environ}
+    shared = {k: v for k, v in environment.items() if k != STATE_VARIABLE}
     if processes == 1:
         environment |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         command = worker
@@ -114,9 +119,10 @@ def spec_for_plan(
         command=command,
         environment=environment,
         processes=processes,
+        library_environment=shared,
         batch=plan.batch or 0,
         # On CPU devices its start would take cores from ranks.
-        may_use_warm_agent=processes > 1 and plan.device == "cuda",
+        may_use_warm_agent=plan.device == "cuda",
     )
 
 
@@ -136,8 +142,22 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class WarmRequest:
+    """What a waiting agent is handed: the folder of a run and the whole environment of its ranks.
+
+    ``libraries`` are modules to import before, if they are not yet imported. A run with one rank
+    has its command: the agent becomes this rank.
+    """
+
+    folder: str
+    environment: dict[str, str]
+    libraries: tuple[str, ...]
+    rank_command: tuple[str, ...] = ()
+
+
 class WarmAgent:
-    """An agent process that has imported torch and waits for the next run.
+    """An agent process that has imported torch and other libraries, and waits for the next run.
 
     A new one starts whenever one is taken, while the ranks of that run start: before anything is
     timed. With ``script`` it can enter a view of the file system: a namespace must be made before
@@ -155,34 +175,55 @@ class WarmAgent:
             self._waiting = None
 
     def take(
-        self, folder: HandoffFolder, environment: Mapping[str, str]
+        self,
+        folder: HandoffFolder,
+        launch: ProcessSpec,
+        environment: Mapping[str, str],
+        libraries: tuple[str, ...] = (),
     ) -> subprocess.Popen[bytes] | None:
-        """Hand ``folder`` to the waiting agent and return its process; None if there is none.
+        """Hand the run to the waiting agent and return its process; None if there is none.
 
-        ``environment`` becomes the whole environment of the agent and its ranks.
+        ``environment`` becomes the whole environment of the agent and its ranks. ``libraries`` are
+        modules that the ranks will import: this agent and the next import them before.
         """
-        taken, self._waiting = self._waiting, self._start()
-        if taken is None:
-            return None
-        assert taken.stdin is not None
-        request = {"folder": str(folder.path.absolute()), "environment": dict(environment)}
-        try:
-            taken.stdin.write(json.dumps(request).encode() + b"\n")
-            taken.stdin.close()
-        except BrokenPipeError:  # it was killed
-            taken.wait()
-            return None
+        taken, self._waiting = self._waiting, None
+        if taken is not None:
+            request = WarmRequest(
+                folder=str(folder.path.absolute()),
+                environment=dict(environment),
+                libraries=libraries,
+                rank_command=launch.command if launch.processes == 1 else (),
+            )
+            try:
+                _send(taken, serialize(request))
+                taken.stdin.close()  # type: ignore[union-attr]  # a pipe
+            except BrokenPipeError:  # it was killed
+                taken.wait()
+                taken = None
+        self._waiting = self._start(launch.library_environment, libraries)
         return taken
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+    def _start(
+        self, environment: Mapping[str, str], libraries: tuple[str, ...]
+    ) -> subprocess.Popen[bytes]:
+        agent = subprocess.Popen(
             module_command(AGENT_MODULE),
-            env={**os.environ, **self._environment},
+            env={**os.environ, **environment, **self._environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        with contextlib.suppress(BrokenPipeError):  # found when it is taken
+            _send(agent, libraries)
+        return agent
+
+
+def _send(agent: subprocess.Popen[bytes], document: object) -> None:
+    """Write a line of JSON to an agent. Raises BrokenPipeError if it has ended."""
+    assert agent.stdin is not None
+    agent.stdin.write(json.dumps(document).encode() + b"\n")
+    agent.stdin.flush()
 
 
 @dataclass
@@ -220,8 +261,9 @@ class RunOptions:
 
     A run is interrupted after ``time_limit_s``. ``on_start`` receives the folder of the run before
     its ranks start. Training is saved to ``checkpoint_folder`` every ``checkpoint_every`` epochs,
-    and resumed from it. ``replay_hints`` come from the probe run of a script. ``edited_sources`` are
-    its files and edited copies that are run in their place.
+    and resumed from it. ``replay_hints`` and ``libraries``, the modules that it imports from packages,
+    come from the probe run of a script. ``edited_sources`` are its files and edited copies that are
+    run in their place.
     """
 
     results: Path
@@ -238,6 +280,7 @@ class RunOptions:
     warm_agent: WarmAgent | None = None
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 def check_positive_seconds(**options: float) -> None:

@@ -85,7 +85,8 @@ class Supervisor:
         environment = {**os.environ, **self._launch.environment, SESSION_VARIABLE: marker}
         warm_agent = self._options.warm_agent
         if warm_agent is not None and self._launch.may_use_warm_agent:
-            agent = warm_agent.take(self._folder, environment)
+            libraries = self._options.libraries
+            agent = warm_agent.take(self._folder, self._launch, environment, libraries)
             if agent is not None:
                 return agent
         return subprocess.Popen(

@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +33,9 @@ from nfold.instrument.rank_environment import TORCHRUN_VARIABLES, drives_all_dev
 
 DDP_SIGNATURE = inspect.signature(DistributedDataParallel.__init__)
 BUFFER_BROADCAST_ARGUMENTS = ("broadcast_buffers", "forward_sync_buffers")
+
+
+COLLECTIVE_MODULES = (dist, distributed_c10d)
 
 
 class DataParallelHooks:
@@ -212,7 +215,7 @@ class CollectiveHooks:
             if original is None:
                 continue
             replacement = self._wrap_collective(original, name)
-            for owner in holders(name, original):
+            for owner in holders(name, original, *COLLECTIVE_MODULES):
                 where.put(owner, name, _constant_patch(replacement))
 
     def on_first_step(self) -> None:
@@ -268,17 +271,21 @@ def _constant_patch(replacement: Any) -> PatchFactory:
     return lambda _original: replacement
 
 
-def holders(name: str, function: Any) -> Iterator[ModuleType]:
-    """Yield the modules to patch: the package, the module that defines ``function``, and others.
+def holders(name: str, function: Any, *homes: ModuleType) -> list[ModuleType]:
+    """Return the modules to patch: ``homes``, and those that imported ``function`` from them.
 
-    The others imported it under its own name before, with ``from torch.distributed import ...``.
+    Before that, with ``from torch.distributed import ...``, under its own name.
     """
-    yield from (dist, distributed_c10d)
-    for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType) or module in (dist, distributed_c10d):
-            continue
-        if vars(module).get(name) is function:
-            yield module
+    return [
+        *homes,
+        *(
+            module
+            for module in list(sys.modules.values())
+            if isinstance(module, ModuleType)
+            and module not in homes
+            and vars(module).get(name) is function
+        ),
+    ]
 
 
 ORIGINAL_ALL_REDUCE = dist.all_reduce
@@ -383,11 +390,13 @@ def install_spawn_hooks(task: Task, patches: Patches) -> None:
     if drives_all_devices(task):
         return
     ranks = SpawnedRanks()
-    for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-        for name in SPAWN_FUNCTIONS:
+    for name in SPAWN_FUNCTIONS:
+        homes = multiprocessing, sys.modules["torch.multiprocessing.spawn"]
+        for owner in holders(name, getattr(multiprocessing, name), *homes):
             patches.wrap(owner, name, ranks.spawn)
-    for owner in (dist, distributed_c10d):
-        patches.wrap(owner, "init_process_group", ranks.init_process_group)
+    init = "init_process_group"
+    for owner in holders(init, dist.init_process_group, *COLLECTIVE_MODULES):
+        patches.wrap(owner, init, ranks.init_process_group)
     patches.wrap(DistributedSampler, "__init__", ranks.construct_sampler)
 
 

@@ -1,0 +1,127 @@
+"""A process that has imported the libraries of a script before its run, and starts ranks by fork.
+
+The libraries are those that the probe run had imported from packages. A rank is forked only if it
+would have imported the same: no variable that configures libraries differs from those of the waiting
+process, and nothing in it has started a thread, a process or a GPU. Otherwise the rank is started as
+a new program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import psutil
+
+from nfold.launch import workload_process
+
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it, torch.cuda.is_available() asks the driver without starting a GPU in this process."""
+RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WAIT_POLL_S = 0.05
+
+
+def import_libraries(names: Iterable[str]) -> None:
+    """Import modules, in this order; what cannot be imported now is left to the script."""
+    before = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"
+    for name in names:
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    if before is None:
+        del os.environ[NVML_CHECK]
+
+
+def may_fork() -> bool:
+    """Return whether a forked process may train: one without other threads, processes and GPUs."""
+    if threading.active_count() > 1 or psutil.Process().children():
+        return False
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return True
+    pid = os.fork()
+    if pid == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def is_rank(command: Sequence[str]) -> bool:
+    """Return whether ``command`` runs a rank of a workload."""
+    return workload_process.__name__ in command
+
+
+def become_rank(command: Sequence[str]) -> NoReturn:
+    """Run the rank of ``command`` in this process, which ends with it."""
+    place = list(command).index(workload_process.__name__)
+    sys.argv = list(command[place:])
+    _reseed()
+    workload_process.main()
+    os._exit(0)  # main does not return
+
+
+def _reseed() -> None:
+    # Ranks that start as new programs have different random numbers; Python reseeds its own.
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+class ForkedRank:
+    """A rank that is a fork of this process, with the methods of Popen that torchelastic calls."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.args = command
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                for signum in RESET_SIGNALS:
+                    signal.signal(signum, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os.environ.clear()
+                os.environ.update(environment)
+                become_rank(command)
+            finally:
+                os._exit(1)
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+            time.sleep(WAIT_POLL_S)
+        return code
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
+def fork_ranks() -> None:
+    """Let torchelastic fork the ranks of a workload in this process; other programs start as before."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    start_program = SubprocessHandler._popen
+
+    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        return ForkedRank(args, env) if is_rank(args) else start_program(handler, args, env)
+
+    SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]

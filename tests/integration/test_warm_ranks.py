@@ -1,0 +1,117 @@
+"""Ranks of a script that are forked from a process with its libraries: they train as new ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.variant import Variant
+from nfold.core.workload import Workload
+from nfold.launch import workload_run
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import ProcessSpec, RunOptions, WarmAgent, spec_for_plan
+from nfold.launch.warm_process import import_libraries
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.tune.losses import LossReference, first_losses
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
+SCRIPT = """
+import sys
+LOADED = "wave" in sys.modules
+import json, os
+import numpy
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+several = int(os.environ.get("WORLD_SIZE", 1)) > 1
+if several:
+    dist.init_process_group("gloo")
+print(json.dumps({"program": sys.orig_argv, "random": numpy.random.rand(), "loaded": LOADED}))
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+model = DistributedDataParallel(model) if several else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(64, 8))
+sampler = torch.utils.data.DistributedSampler(data) if several else None
+while True:
+    for (batch,) in torch.utils.data.DataLoader(data, batch_size=4, sampler=sampler):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs on CPU devices use an agent that waits, as those on GPUs do."""
+
+    def spec(*args: Any, **options: Any) -> ProcessSpec:
+        return dataclasses.replace(spec_for_plan(*args, **options), may_use_warm_agent=True)
+
+    monkeypatch.setattr(workload_run, "spec_for_plan", spec)
+
+
+def measure(
+    folder: Path, devices: int, agent: WarmAgent
+) -> tuple[Measurement, list[dict[str, Any]]]:
+    """Run the script; return the measurement and what each rank printed first."""
+    host = inspect_machine()
+    if host.cores < devices:
+        pytest.skip("a CPU device needs a core of its own")
+    plan = Plan(
+        device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
+    )
+    options = RunOptions(results=folder, warm_agent=agent, libraries=("numpy", "torch", "wave"))
+    workload = Workload.from_script(str(folder / "train.py"))
+    found = run(workload, plan, Variant(), machine=host, options=options)
+    assert found.status == "ok", found.cause
+    assert found.folder is not None
+    ranks = HandoffFolder(folder / found.folder)
+    logs = [ranks.rank_log(rank).read_text() for rank in range(devices)]
+    return found, [json.loads(log.splitlines()[0]) for log in logs]
+
+
+@pytest.mark.usefixtures("warm")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with closing(WarmAgent(script=True)) as agent:
+        cold, first = measure(tmp_path, devices, agent)
+        warm, second = measure(tmp_path, devices, agent)
+    assert not any(said["loaded"] for said in first)
+    assert all(said["loaded"] for said in second)
+    assert all(said["program"][-1] == "nfold.launch.agent" for said in second)
+    assert len({said["random"] for said in second}) == devices
+    assert LossReference((first_losses(cold),)).objection(first_losses(warm), "same") is None
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_variable_that_configures_libraries_needs_new_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with closing(WarmAgent(script=True)) as agent:
+        measure(tmp_path, 1, agent)
+        monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
+        _, (said,) = measure(tmp_path, 1, agent)
+    assert not said["loaded"]
+
+
+def test_only_what_can_be_imported_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving.py").write_text("raise SystemExit(3)")
+    (tmp_path / "found_there.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_libraries(["leaving", "not_installed_anywhere", "found_there"])
+    assert "found_there" in sys.modules
+    del sys.modules["found_there"]
