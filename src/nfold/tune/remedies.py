@@ -85,6 +85,17 @@ STANDARD = (
 )
 
 
+# They help on some machines and harm on others: never tried together with others.
+MACHINE_DEPENDENT = (
+    "threads",
+    "ddp_bucket_mb",
+    "nccl_p2p",
+    "nccl_shared_memory_off",
+    "nccl_algorithm",
+    "nccl_protocol",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
     """One change that a user can keep: a field of the plan or an intervention, and its value.
@@ -144,6 +155,15 @@ def apply_all(remedies: Iterable[Remedy], trial: Trial) -> Trial:
     for remedy in remedies:
         trial = remedy.apply(trial)
     return trial
+
+
+def first_values(remedies: Iterable[Remedy]) -> list[Remedy]:
+    """Return the first value of each remedy that rarely makes a training slower."""
+    found: dict[str, Remedy] = {}
+    for remedy in remedies:
+        if remedy.name not in MACHINE_DEPENDENT:
+            found.setdefault(remedy.name, remedy)
+    return [*found.values()]
 
 
 def largest_change(remedies: Iterable[Remedy]) -> Numerics:

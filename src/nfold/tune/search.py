@@ -2,15 +2,16 @@
 
 Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
 remedy is kept if the lower end of the 95 % interval of its gain is above the threshold: 1 %, or the
-noise between runs of equal settings if that is larger. Kept ones are dropped again if training is as
-fast without them. The final gain comes from runs that took no part in choosing.
+noise between runs of equal settings if that is larger. If there is no time to try all of them alone,
+they are first tried together. Kept ones are dropped again if training is as fast without them. The
+final gain comes from runs that took no part in choosing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
@@ -30,6 +31,7 @@ from nfold.tune.remedies import (
     Remedy,
     apply_all,
     choose_remedies,
+    first_values,
     largest_change,
     values_to_try,
 )
@@ -45,6 +47,7 @@ MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
 LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
+RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
 PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 COPY = "copy"
@@ -110,7 +113,7 @@ class Search:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
         self._search(design, budget, original)
         self._try_pairs(original)
-        self._drop(original)
+        self._prune(self.kept, original)
         verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
@@ -147,6 +150,8 @@ class Search:
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
         """Try all remedies; after the first round explain again what is left."""
         remedies = choose_remedies(design, budget, self.cores, self.allowed)
+        if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
+            self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
         if self.kept and not self.stop and self._time_for(1, extra_s=again_s):
@@ -167,6 +172,42 @@ class Search:
             {r.name: r.value for r in self.kept if not r.is_plan_field},
         )
 
+    def _try_together(self, remedies: Sequence[Remedy], original: Trial) -> None:
+        """Keep all of ``remedies`` if they help together, and drop those that are not needed.
+
+        If they fail or change the training, each half is tried. What is not kept can still be tried
+        alone.
+        """
+        best = apply_all(self.kept, original)
+        group = [one for one in remedies if self._is_allowed(one.apply(best))]
+        trial = apply_all(group, best)
+        if not group or self.stop or not self._time_for(2):
+            return
+        if len(group) == 1:
+            self._decide(group[0], best, trial, original)
+            return
+        gain = None
+        for _ in range(MAX_TRIES):
+            if not self._time_for(2):
+                break
+            fails = not self._measure(trial, f"{len(group)} remedies together")
+            if fails or self._objection(trial, original, *group) is not None:
+                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                    self._try_together(half, original)
+                return
+            self._measure(best)
+            gain = self._gain(best, trial)
+            if gain is not None and _is_decided(gain, self._threshold):
+                break
+        if gain is not None and gain.low is not None and gain.low > self._threshold:
+            self.kept += group
+            for one in group:
+                self._note(one, "kept", gain=gain, reason=f"together with {len(group) - 1} others")
+            self._prune(group, original)
+
+    def _is_allowed(self, trial: Trial) -> bool:
+        return self.runner.refusal_reason(trial) is None
+
     def _try_all(self, remedies: list[Remedy], original: Trial) -> None:
         """Try each remedy on top of those that are kept, and decide."""
         left = [*remedies]
@@ -174,7 +215,7 @@ class Search:
             remedy = left.pop(0)
             best = apply_all(self.kept, original)
             trial = remedy.apply(best)
-            if trial == best:
+            if trial == best or any(one.remedy == remedy for one in self.tried):
                 continue
             refusal = self.runner.refusal_reason(trial)
             if refusal is not None:
@@ -250,23 +291,44 @@ class Search:
             self._note(first, "kept", gain=gain, reason=f"together with {second.label}")
             self._note(second, "kept", gain=gain, reason=f"together with {first.label}")
 
-    def _drop(self, original: Trial) -> None:
-        """Drop what is kept but no longer gains anything beside the others."""
-        for remedy in [*self.kept] if len(self.kept) > 1 else ():
-            if self.stop or not self._time_for(2):
+    def _prune(self, group: Sequence[Remedy], original: Trial) -> None:
+        """Drop those of ``group`` without which training is as fast: all, or halves, or single ones."""
+        others = [one for one in self.kept if one not in group]
+        if self.stop or not group or len(self.kept) < 2 or not self._time_for(2):
+            return
+        if others:
+            gain = self._gain_beside(others, group, original)
+            if gain is None:
                 return
-            final = apply_all(self.kept, original)
-            others = [one for one in self.kept if one is not remedy]
-            without = apply_all(others, original)
-            for _ in range(2):
-                if self._time_for(2) and self._measure(without, f"without {remedy.label}"):
-                    self._measure(final)
-            gain = self._gain(without, final)
-            if gain is not None and gain.value <= 1:
+            if gain.value <= MIN_GAIN:
                 self.kept = others
-                self.tried = [one for one in self.tried if one.remedy != remedy]
-                reason = "as fast without it beside the others"
-                self._note(remedy, "dropped", gain=gain, reason=reason)
+                for one in group:
+                    self._replace_note(one, "dropped", gain, "as fast without it beside the others")
+                return
+            if len(group) == 1:
+                self._replace_note(group[0], "kept", gain)
+                return
+        middle = len(group) // 2
+        for half in (group[middle:], group[:middle]):  # the likely ones come first
+            self._prune([*half], original)
+
+    def _gain_beside(
+        self, others: list[Remedy], group: Sequence[Remedy], original: Trial
+    ) -> Interval | None:
+        """Return the gain of ``group`` beside ``others``; None if they alone do not run."""
+        final, without = apply_all(self.kept, original), apply_all(others, original)
+        label = f"without {', '.join(one.label for one in group)}"
+        gain = None
+        for _ in range(2):
+            if not self._time_for(2) or not self._measure(without, label):
+                break
+            self._measure(final)
+            gain = self._gain(without, final)
+        return gain
+
+    def _replace_note(self, remedy: Remedy, outcome: str, gain: Interval, reason: str = "") -> None:
+        self.tried = [one for one in self.tried if one.remedy != remedy]
+        self._note(remedy, outcome, gain=gain, reason=reason)
 
     def _verify(self, original: Trial, profile: ScriptProfile | None) -> Verification:
         """Compare the original, the final settings and the edited copy in fresh runs."""

@@ -173,12 +173,40 @@ def test_remedies_that_change_the_training_need_permission() -> None:
     assert {one.name for one in result.kept} == {"tf32"}
 
 
+SHORT_S = 35.0  # for an explanation and some 20 runs
+
+
+def test_without_time_for_all_remedies_they_are_tried_together() -> None:
+    result = Simulation(scenario(anomaly_ms=5.0, unused_ms=2.0)).tune(SHORT_S)
+    kept = {one.name for one in result.kept}
+    assert {"anomaly_detection", "find_unused_parameters"} <= kept
+    assert "dropped" in outcomes(result).values()
+    gain = result.verification.gain
+    assert gain is not None
+    assert result.is_verified
+    assert gain.value == pytest.approx(17 / 10, rel=0.03)
+
+
+def test_one_that_crashes_is_found_among_those_tried_together() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if variant.gradient_as_bucket_view:
+            return failed(Trial(plan=found.plan, variant=variant), "rank 1: a view")
+        return found
+
+    result = Simulation(scenario(anomaly_ms=5.0), sabotage).tune(SHORT_S)
+    kept = {one.name for one in result.kept}
+    assert "anomaly_detection" in kept
+    assert "gradient_as_bucket_view" not in kept
+    assert result.is_verified
+
+
 @pytest.mark.slow
-def test_healthy_runs_keep_nothing() -> None:
+@pytest.mark.parametrize("budget_s", [150.0, SHORT_S])
+def test_healthy_runs_keep_nothing(budget_s: float) -> None:
     kept = [
         one.name
         for seed in range(40)
-        for one in Simulation(scenario(noise_seed=seed)).tune(150.0).kept
+        for one in Simulation(scenario(noise_seed=seed)).tune(budget_s).kept
     ]
     assert kept == []
 
