@@ -55,6 +55,7 @@ def _wait_for_folder() -> HandoffFolder:
         unshare_mounts()
     libraries = json.loads(sys.stdin.readline() or "[]")
     started = dict(os.environ)
+    os.environ.setdefault(warm_process.NVML_CHECK, "1")
     importlib.import_module(TORCH_LAUNCHER)
     warm_process.import_libraries(libraries)
     line = sys.stdin.readline()

@@ -31,26 +31,25 @@ WAIT_POLL_S = 0.05
 
 def import_libraries(names: Iterable[str]) -> None:
     """Import modules, in this order; what cannot be imported now is left to the script."""
-    before = os.environ.get(NVML_CHECK)
-    os.environ[NVML_CHECK] = "1"
     for name in names:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
-    if before is None:
-        del os.environ[NVML_CHECK]
 
 
 def may_fork() -> bool:
     """Return whether a forked process may train: one without other threads, processes and GPUs."""
     if threading.active_count() > 1 or psutil.Process().children():
         return False
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return True
     pid = os.fork()
     if pid == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
+        os._exit(int(_cannot_use_gpus()))
     return os.waitpid(pid, 0)[1] == 0
+
+
+def _cannot_use_gpus() -> bool:
+    """Return whether this process is a fork of one that has started a GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda._is_in_bad_fork()
 
 
 def is_rank(command: Sequence[str]) -> bool:
@@ -87,6 +86,8 @@ class ForkedRank:
                 for signum in RESET_SIGNALS:
                     signal.signal(signum, signal.SIG_DFL)
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+                if _cannot_use_gpus():
+                    os.execve(command[0], list(command), dict(environment))  # noqa: S606
                 os.environ.clear()
                 os.environ.update(environment)
                 become_rank(command)
@@ -116,12 +117,19 @@ class ForkedRank:
 
 
 def fork_ranks() -> None:
-    """Let torchelastic fork the ranks of a workload in this process; other programs start as before."""
+    """Let torchelastic fork the ranks of a workload in this process; other programs start as before.
+
+    torchelastic then asks for GPUs without starting one.
+    """
+    unasked = NVML_CHECK not in os.environ
+    os.environ.setdefault(NVML_CHECK, "1")
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
     start_program = SubprocessHandler._popen
 
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        if unasked:
+            env.pop(NVML_CHECK, None)
         return ForkedRank(args, env) if is_rank(args) else start_program(handler, args, env)
 
     SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]

@@ -190,10 +190,11 @@ class Search:
         for _ in range(MAX_TRIES):
             if not self._time_for(2):
                 break
-            fails = not self._measure(trial, f"{len(group)} remedies together")
-            if fails or self._objection(trial, original, *group) is not None:
-                for half in (group[: len(group) // 2], group[len(group) // 2 :]):
-                    self._try_together(half, original)
+            if not self._measure(trial, f"{len(group)} remedies together"):
+                self._try_parts(group, self._failures[trial], original)
+                return
+            if self._objection(trial, original, *group) is not None:
+                self._try_parts(group, "", original)
                 return
             self._measure(best)
             gain = self._gain(best, trial)
@@ -204,6 +205,15 @@ class Search:
             for one in group:
                 self._note(one, "kept", gain=gain, reason=f"together with {len(group) - 1} others")
             self._prune(group, original)
+
+    def _try_parts(self, group: list[Remedy], failure: str, original: Trial) -> None:
+        """Try those that ``failure`` does not name, or each half if it names none."""
+        named = [one for one in group if f"{one.name}: " in failure]
+        for one in named:
+            self._note(one, "refused", reason=failure)
+        middle = 0 if named else len(group) // 2
+        for part in (group[:middle], group[middle:]):
+            self._try_together([one for one in part if one not in named], original)
 
     def _is_allowed(self, trial: Trial) -> bool:
         return self.runner.refusal_reason(trial) is None

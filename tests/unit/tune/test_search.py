@@ -200,6 +200,19 @@ def test_one_that_crashes_is_found_among_those_tried_together() -> None:
     assert result.is_verified
 
 
+def test_one_that_its_error_names_is_left_out_of_those_tried_together() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if variant.fused_optimizer:
+            reason = "fused_optimizer: the script passes fused=True to AdamW"
+            return failed(Trial(plan=found.plan, variant=variant), reason)
+        return found
+
+    result = Simulation(scenario(anomaly_ms=5.0), sabotage).tune(SHORT_S)
+    assert outcomes(result)["fused_optimizer"] == "refused"
+    assert {"anomaly_detection"} <= {one.name for one in result.kept}
+    assert result.is_verified
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [150.0, SHORT_S])
 def test_healthy_runs_keep_nothing(budget_s: float) -> None:
