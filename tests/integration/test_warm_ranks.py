@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -115,3 +116,27 @@ def test_only_what_can_be_imported_is(tmp_path: Path, monkeypatch: pytest.Monkey
     import_libraries(["leaving", "not_installed_anywhere", "found_there"])
     assert "found_there" in sys.modules
     del sys.modules["found_there"]
+
+
+PRINT_LIBRARIES = """
+import json, os, sys
+import torch
+from nfold.instrument.loaded_libraries import loaded_libraries
+
+torch.optim.AdamW(torch.nn.Linear(4, 4).parameters())
+{change}
+print(json.dumps(loaded_libraries()))
+"""
+
+
+def libraries(change: str = "") -> list[str]:
+    command = [sys.executable, "-c", PRINT_LIBRARIES.format(change=change)]
+    found: list[str] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return found
+
+
+def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() -> None:
+    found = libraries()
+    assert {"torch", "torch.optim.adamw", "torch._dynamo"} <= set(found)
+    assert not any(name.startswith(("json", "nfold", "torch._inductor")) for name in found)
+    assert libraries("os.environ['OMP_NUM_THREADS'] = '3'") == []

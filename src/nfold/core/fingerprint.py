@@ -63,8 +63,12 @@ def imports_are_equal(before: Mapping[str, str], after: Mapping[str, str]) -> bo
     names = {
         name
         for name in {*before, *after}
-        if name.startswith((*LIBRARY_VARIABLE_PREFIXES, "LD_", "PYTHON"))
-        and not name.startswith(READ_AFTER_IMPORT)
+        if name.startswith(("LD_", "PYTHON"))
+        or (
+            name.startswith(LIBRARY_VARIABLE_PREFIXES)
+            and not name.startswith(READ_AFTER_IMPORT)
+            and not IGNORED_VARIABLE.fullmatch(name)
+        )
     }
     return all(before.get(name) == after.get(name) for name in names)
 
