@@ -76,8 +76,31 @@ def _wait_for_folder() -> HandoffFolder:
             enter_view(folder.sandbox, unshared=True)
         warm_process.become_rank(request.rank_command)
     if is_warm:
-        warm_process.fork_ranks()
+        fork_ranks()
     return folder
+
+
+def fork_ranks() -> None:
+    """Let torchelastic fork the ranks of a workload in this process; other programs start as before.
+
+    torchelastic then asks for GPUs without starting one.
+    """
+    unasked = warm_process.NVML_CHECK not in os.environ
+    os.environ.setdefault(warm_process.NVML_CHECK, "1")
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    start_program = SubprocessHandler._popen
+
+    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        if unasked:
+            env.pop(warm_process.NVML_CHECK, None)
+        return (
+            warm_process.ForkedRank(args, env)
+            if warm_process.is_rank(args)
+            else start_program(handler, args, env)
+        )
+
+    SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
 
 
 def launch_ranks(folder: HandoffFolder, group: RankGroup) -> int:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -114,22 +114,3 @@ class ForkedRank:
     def send_signal(self, signum: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, signum)
-
-
-def fork_ranks() -> None:
-    """Let torchelastic fork the ranks of a workload in this process; other programs start as before.
-
-    torchelastic then asks for GPUs without starting one.
-    """
-    unasked = NVML_CHECK not in os.environ
-    os.environ.setdefault(NVML_CHECK, "1")
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-    start_program = SubprocessHandler._popen
-
-    def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
-        if unasked:
-            env.pop(NVML_CHECK, None)
-        return ForkedRank(args, env) if is_rank(args) else start_program(handler, args, env)
-
-    SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
