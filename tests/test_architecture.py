@@ -64,6 +64,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "workloads/*/torch.py",
         "workloads/conv2d/triton_kernel.py",
         "launch/agent.py",
+        "launch/rendezvous.py",
     ),
     "triton": ("workloads/conv2d/triton_kernel.py",),
     "keras": ("engines/keras/*", "workloads/keras_networks.py", "workloads/*/keras.py"),
