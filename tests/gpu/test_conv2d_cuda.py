@@ -12,6 +12,7 @@ from nfold.workloads.conv2d.process import ConvResult
 from nfold.workloads.conv2d.torch import (
     FASTEST,
     TorchCudaDevice,
+    TorchCudaKernelTimer,
     TorchHostBuffers,
     candidates,
     run_parts,
@@ -153,15 +154,16 @@ def test_the_search_is_made_once_and_its_choice_is_named() -> None:
 def test_a_replayed_chain_is_the_chain(monkeypatch: pytest.MonkeyPatch, ours: bool) -> None:
     lane = lane_of()
     choose(monkeypatch, lane, ours)
+    timer = TorchCudaKernelTimer(lane)
     with lane.work():
-        expected = lane.launch_chain().clone()
-        recorded = lane.chain_graph[1]
+        expected = timer.launch_chain().clone()
+        recorded = timer.chain_graph[1]
         for _ in range(2):
             recorded.zero_()
-            lane.iterate()
+            timer.iterate()
             lane.finish()
             torch.testing.assert_close(recorded, expected, rtol=1e-5, atol=1e-6)
-        reading = lane.resident()
+        reading = timer.resident()
     lane.finish()
     assert 1e-6 < reading() < 1e-3
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Literal
 
 from nfold.core import interleave
@@ -25,7 +24,12 @@ from nfold.explain.estimate.interleaved import (
     unsteady_steps,
 )
 from nfold.explain.estimate.median_polish import MetricKey, TrialRun
-from nfold.explain.estimate.replay import sampling_error, with_equal_batches
+from nfold.explain.estimate.replay import (
+    Deviations,
+    batch_deviations,
+    mean_deviations,
+    with_equal_batches,
+)
 from nfold.explain.metrics import (
     contended_core_fraction,
     equalize_epoch_gaps,
@@ -139,16 +143,17 @@ class TrialResults:
         tree_names: dict[TrialRun, str] = {}
         within_errors: dict[TrialRun, float] = {}
         standard_errors: list[tuple[Trial, float]] = []
-        sampling_errors: dict[Plan, list[float]] = {}
+        deviations: dict[tuple[Plan, str], list[Deviations]] = {}
         trees = [(*tree, find_periodic_work(tree[2])) for tree in self._process_trees()]
         all_periodic = [work for *_, periodic in trees for work in periodic.values()]
         for folder, number, members, periodic in trees:
             usual = _without_periodic_steps(members, periodic)
             for trial, one in usual.items():
                 synchronize = trial.ranks_synchronize
-                error = sampling_error(one, ranks_synchronize=synchronize)
                 if trial.variant.input != "real":
-                    sampling_errors.setdefault(trial.plan, []).append(error)
+                    own = batch_deviations(one, ranks_synchronize=synchronize)
+                    for name, each in own.items():
+                        deviations.setdefault((trial.plan, name), []).append(each)
                 usual[trial] = with_equal_batches(one, ranks_synchronize=synchronize)
             if len(members) > 1:
                 found, errors = interleaved_metrics(usual)
@@ -172,7 +177,7 @@ class TrialResults:
             resamples,
             tree_names,
             within_errors,
-            {plan: fmean(errors) for plan, errors in sampling_errors.items()},
+            {key: mean_deviations(each) for key, each in deviations.items()},
             final=final,
             host_ahead=[trial for trial in self.runs if _host_is_ahead(trial, table)],
             failed_trials=[trial for trial in self.reasons if trial not in self.runs],

@@ -21,7 +21,7 @@ from nfold.engines import marks
 from nfold.engines.base import Observer, Phase, Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.marks import Batch
-from nfold.engines.recorder import Recorder
+from nfold.engines.recorder import Recorder, RunLength
 from nfold.engines.torch.communication.data_parallel import parameter_checksum, sample_parameters
 from nfold.engines.torch.communication.gradient_exchange import ExchangeWait
 from nfold.engines.torch.devices import Devices
@@ -67,19 +67,10 @@ class InstrumentedRun:
         length = planned_length(task)
         self._warm_up_end = max(1, length.warmup - 1)
         self.warmup_steps = length.warmup
-        exchange_wait = ExchangeWait(enabled=task.world_size > 1 and task.plan.device == "cpu")
-        self._recorder: Recorder[None] = Recorder(
-            task.rank,
-            "",
-            self._clock,
-            observer,
-            length,
-            lambda _: (),  # The script keeps its losses.
-            read_fetches=self._take_fetches,
-            fence_interval_s=FENCE_INTERVAL_S,
-            read_exchange_wait=exchange_wait.take_seconds,
-            read_batch_index=lambda: self._dataloaders.replayed_index,
+        self._exchange_wait = ExchangeWait(
+            enabled=task.world_size > 1 and task.plan.device == "cpu"
         )
+        self._recorder = self._build_recorder(length)
         self._overrides = LoaderOverrides(task, lambda: self._dataloaders.steps)
         self._variant = ActiveVariant(task)
         self._post_backward = PostBackwardAllReduce(task, self._variant)
@@ -97,17 +88,7 @@ class InstrumentedRun:
             on_last_epoch=self._leave,
             host_gaps=self._host_gaps,
         )
-        self._step_hooks = OptimizerStepHooks(
-            self._post_backward,
-            self._host_gaps.on_compute,
-            self.on_optimizer_step,
-            self._on_missing_step,
-            exchange_wait,
-            lambda loss: self._loss_log.add(self.steps, loss),
-            self._record_initial_parameters
-            if task.variant.profiler_steps and task.world_size > 1
-            else None,
-        )
+        self._step_hooks = self._build_step_hooks()
         self._loss_log = LossLog()
         self._has_marks = False  # whether calls of nfold.mark_step end the steps
         self._marks_without_training = 0
@@ -141,6 +122,32 @@ class InstrumentedRun:
         self.devices = Devices((torch.device("cpu"),))
         self.is_leaving = False
         self.refusal: NfoldError | None = None
+
+    def _build_recorder(self, length: RunLength) -> Recorder[None]:
+        return Recorder(
+            self._task.rank,
+            "",
+            self._clock,
+            self._observer,
+            length,
+            lambda _: (),  # The script keeps its losses.
+            read_fetches=self._take_fetches,
+            fence_interval_s=FENCE_INTERVAL_S,
+            read_exchange_wait=self._exchange_wait.take_seconds,
+            read_batch_index=lambda: self._dataloaders.replayed_index,
+        )
+
+    def _build_step_hooks(self) -> OptimizerStepHooks:
+        profiles_ranks = self._task.variant.profiler_steps and self._task.world_size > 1
+        return OptimizerStepHooks(
+            self._post_backward,
+            self._host_gaps.on_compute,
+            self.on_optimizer_step,
+            self._on_missing_step,
+            self._exchange_wait,
+            lambda loss: self._loss_log.add(self.steps, loss),
+            self._record_initial_parameters if profiles_ranks else None,
+        )
 
     @property
     def steps(self) -> int:

@@ -19,7 +19,7 @@ from nfold.workloads import info
 from nfold.workloads.conv2d import array_device, device
 from nfold.workloads.conv2d.problem import Array
 
-array_device.ArrayDevice.eviction_bytes = 1024
+array_device.ArrayKernelTimer.eviction_bytes = 1024
 
 
 def run(name: str, workload: str, changes: dict[str, Any]) -> dict[str, Any]:

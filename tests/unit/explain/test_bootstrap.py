@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from explaining import experiment_design
@@ -180,12 +181,32 @@ def test_real_batches_of_unequal_cost_widen_no_interval_of_replayed_ones(
     fit = BootstrapFit(
         table,
         [(trial, 0.002) for trial in trials],
-        sampling_errors={DESIGN.plan: sampling_error_ms},
+        batch_deviations={(DESIGN.plan, "step"): np.full(16, sampling_error_ms / 4)},
         host_ahead=trials,
     )
     width = _width(fit, lambda view: view.step(BARRIER) - view.step(NONE))
     assert (width < 0.4) == is_separate
     assert _width(fit, lambda view: view.step(DESIGN.baseline)) > 1
+
+
+@pytest.mark.parametrize(("first", "second", "width"), [(1, 1, 0.0), (1, -1, 3.9), (1, 0, 1.96)])
+def test_plans_that_replay_the_same_batches_share_their_sampling_error(
+    first: int, second: int, width: float
+) -> None:
+    """The standard error of each is 1 ms, but for batches that do not differ."""
+    pattern = np.tile([0.25, -0.25], 8)
+    one, both = DESIGN.one_device("resident"), replicas(DESIGN, "resident")
+    fit = BootstrapFit(
+        {(one, "step"): {0: 10.0}, (both, "step"): {0: 10.0}, (both, "rank 0"): {0: 10.0}},
+        [],
+        batch_deviations={
+            (one.plan, "step"): first * pattern,
+            (both.plan, "rank 0"): second * pattern,
+            (both.plan, "step"): np.tile(pattern[:4], 4)[::-1],
+        },
+    )
+    found = _width(fit, lambda view: view.step(both) - view.step(one))
+    assert found / 2 == pytest.approx(2.13 / 1.96 * width, rel=0.15, abs=1e-9)
 
 
 def test_intervals_of_turns_hold_the_truth_about_as_often_as_they_say() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from explaining import experiment_design, runner, target
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import barrier_only, no_allreduce
-from nfold.explain.estimate.replay import sampling_error, with_equal_batches
+from nfold.explain.estimate.replay import batch_deviations, with_equal_batches
 from nfold.explain.trials import TrialResults
 
 TEXTS = Scenario(
@@ -58,10 +59,12 @@ def test_windows_are_as_long_as_with_the_mean_batch() -> None:
     before = {round(w.seconds / w.steps, 9) for w in measured.ranks[0].windows}
     assert (len(steps), len(before) > 1) == (1, True)
     # Work is uniform between half and one and a half of the mean: 29 % standard deviation.
-    assert 0.2 * 29 < 4 * sampling_error(measured, ranks_synchronize=True) < 0.4 * 29
+    deviations = batch_deviations(measured, ranks_synchronize=True)["step"]
+    assert len(deviations) == 16
+    assert 0.2 * 29 < 4 * float(np.linalg.norm(deviations)) < 0.4 * 29
 
 
 def test_real_batches_are_left_as_they_are() -> None:
     measured = target(TEXTS, run=runner(TEXTS)).measure(DESIGN.one_device("real"), 0)
     assert with_equal_batches(measured, ranks_synchronize=True) == measured
-    assert sampling_error(measured, ranks_synchronize=True) == 0.0
+    assert batch_deviations(measured, ranks_synchronize=True) == {}

@@ -12,11 +12,12 @@ from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
 from nfold.workloads.conv2d.array_device import (
     ArrayDevice,
+    ArrayKernelTimer,
     NumpyHostBuffers,
     run_devices,
     same_padding,
 )
-from nfold.workloads.conv2d.device import ConvDevice
+from nfold.workloads.conv2d.device import KernelTimer
 from nfold.workloads.conv2d.problem import Array, ConvTask
 from nfold.workloads.conv2d.process import ConvResult
 
@@ -40,7 +41,7 @@ PLAN = Plan(
 
 @pytest.fixture(autouse=True)
 def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConvDevice, "eviction_bytes", 1024)
+    monkeypatch.setattr(KernelTimer, "eviction_bytes", 1024)
 
 
 class NumpyDevice(ArrayDevice):
@@ -143,5 +144,5 @@ def test_a_kernel_is_timed_from_idle_to_idle() -> None:
             log.append("compute")
 
     host = NumpyHostBuffers.of(np.ones((5, 2, 9, 9), np.float32), "channels_last")
-    Logged(task(), 0, host).warm()
+    ArrayKernelTimer(Logged(task(), 0, host)).warm()
     assert log == ["wait", "compute", "wait", "compute", "wait"]

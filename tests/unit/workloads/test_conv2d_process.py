@@ -13,7 +13,13 @@ import pytest
 
 from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
-from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
+from nfold.workloads.conv2d.device import (
+    ConvDevice,
+    DeviceAction,
+    HostBuffers,
+    KernelTimer,
+    ReadSeconds,
+)
 from nfold.workloads.conv2d.problem import AnyFloat, Array, ConvProblem, ConvTask, scipy_reference
 from nfold.workloads.conv2d.process import (
     SCIPY_LIBRARIES,
@@ -38,28 +44,16 @@ class FakeHost(HostBuffers):
 
 
 class FakeDevice(ConvDevice[FakeHost]):
-    """Computes with scipy; writes what it is told into a log; every action takes ``seconds``."""
+    """Computes with scipy and writes every call into a log."""
 
-    def __init__(self, place: slice, seconds: float, log: list[str]) -> None:
-        self.place, self.seconds, self.log = place, seconds, log
-
-    def combine_seconds(self, seconds: Sequence[float]) -> float:
-        return max(seconds)
-
-    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
-        self.log.append("timed")
-        action()
-        return lambda: self.seconds
+    def __init__(self, place: slice, log: list[str]) -> None:
+        self.place, self.log = place, log
 
     def finish(self) -> None:
         self.log.append("finish")
 
     def create_input(self, images: Array) -> Array:
         return images
-
-    def copy_input(self) -> Array:
-        copied: Array = self.input
-        return copied
 
     def create_filters(self, filters: Array) -> Array:
         return filters[..., ::-1, ::-1]
@@ -80,14 +74,34 @@ class FakeDevice(ConvDevice[FakeHost]):
         self.log.append("download")
         host.results[self.place] = self.result
 
+
+class FakeTimer(KernelTimer[FakeDevice]):
+    """Every action takes ``seconds``."""
+
+    def __init__(self, device: FakeDevice, seconds: float) -> None:
+        super().__init__(device)
+        self.seconds = seconds
+
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
+        return max(seconds)
+
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
+        self.device.log.append("timed")
+        action()
+        return lambda: self.seconds
+
+    def copy_input(self) -> Array:
+        copied: Array = self.device.input
+        return copied
+
     def rotate_images(self) -> None:
-        self.log.append("turn")
+        self.device.log.append("turn")
 
     def evict(self) -> None:
-        self.log.append("evict")
+        self.device.log.append("evict")
 
     def iterate(self) -> None:
-        self.log.append("iterate")
+        self.device.log.append("iterate")
 
 
 def made(
@@ -95,7 +109,7 @@ def made(
 ) -> tuple[ConvProcess[FakeHost], dict[str, FakeHost], list[str]]:
     """Two lanes of rank 0 of 1 and two hosts, with the ones filter in use."""
     log: list[str] = []
-    lanes = [FakeDevice(slice(0, 2), 1.0, log), FakeDevice(slice(2, 5), 3.0, log)]
+    lanes = [FakeDevice(slice(0, 2), log), FakeDevice(slice(2, 5), log)]
     images = problem.make_images(range(5))
     hosts = {
         kind: FakeHost(images=images, results=np.zeros_like(images))
@@ -104,6 +118,7 @@ def made(
     process = ConvProcess(
         problem=problem,
         devices=lanes,
+        kernel_timers=[FakeTimer(lanes[0], 1.0), FakeTimer(lanes[1], 3.0)],
         device_images=problem.images_of_rank(0, 1, 2),
         precision="fp32",
         itemsize=4,
@@ -173,17 +188,17 @@ def test_kernel_seconds_combine_devices() -> None:
     process, hosts, log = made()
     seconds = {probe.name: probe.call() for probe in process.timed_calls(hosts)}
     assert seconds["convolution, cold cache"] == 3.0
-    assert seconds["resident loop"] == 3.0 / ConvDevice.chain_length
+    assert seconds["resident loop"] == 3.0 / KernelTimer.chain_length
     assert log.count("iterate") == 2
 
 
 def test_cold_evicts_between_calls_and_warm_repeats_the_call() -> None:
     process, _, log = made()
-    lane = process.devices[0]
-    lane.cold()
+    timer = process.kernel_timers[0]
+    timer.cold()
     assert log == ["turn", "evict", "timed", "compute"]
     log.clear()
-    lane.warm()
+    timer.warm()
     assert log == ["evict", "compute", "timed", "compute"]
 
 

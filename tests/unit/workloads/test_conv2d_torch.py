@@ -12,7 +12,7 @@ import torch
 from nfold.core.errors import Mismatch
 from nfold.core.plan import Plan
 from nfold.workloads.conv2d import device
-from nfold.workloads.conv2d.device import ConvDevice
+from nfold.workloads.conv2d.device import KernelTimer
 from nfold.workloads.conv2d.problem import Array, ConvTask, scipy_reference, to_correlation
 from nfold.workloads.conv2d.process import ConvResult
 from nfold.workloads.conv2d.torch import (
@@ -44,7 +44,7 @@ PARAMETERS = {"size": 12, "channels": 1, "filter": 3, "copy_only": 0}
 
 @pytest.fixture(autouse=True)
 def _small_eviction(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConvDevice, "eviction_bytes", 1024)
+    monkeypatch.setattr(KernelTimer, "eviction_bytes", 1024)
 
 
 def task(

@@ -29,14 +29,10 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         items = [map_tensors(item, change) for item in value]
         if all(map(operator.is_, items, value)):
             return value
-        return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
+        return with_items(value, items)
     if isinstance(value, dict | UserDict):
         items = [map_tensors(item, change) for item in value.values()]
-        if all(map(operator.is_, items, value.values())):
-            return value
-        if type(value) is dict:  # torch.compile knows no copy.copy
-            return dict(zip(value, items, strict=True))
-        return _with_items(value, items)
+        return value if all(map(operator.is_, items, value.values())) else with_items(value, items)
     return value
 
 
@@ -44,8 +40,15 @@ def _is_named_tuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _with_items(value: Any, items: Iterable[Any]) -> Any:
-    """Return a copy of a dictionary with other items, also where they are attributes."""
+def with_items(value: Any, items: Iterable[Any]) -> Any:
+    """Return a list, tuple or dictionary of the same class with other items in the same order.
+
+    The items of a dictionary are replaced also where they are attributes.
+    """
+    if isinstance(value, list | tuple):
+        return type(value)(*items) if _is_named_tuple(value) else type(value)(items)
+    if type(value) is dict:  # torch.compile knows no copy.copy
+        return dict(zip(value, items, strict=True))
     own = copy.copy(value)
     attributes = getattr(own, "__dict__", {})
     for (name, before), item in zip(value.items(), items, strict=True):
@@ -83,7 +86,7 @@ class TensorTree:
             return next(tensors) if self.kind is TENSOR else cast(ConstantLeaf, self.kind).value
         items = [part.fill(tensors) for part in self.children]
         if isinstance(self.kind, DictionaryKind):
-            return _with_items(self.kind.empty, items)
+            return with_items(self.kind.empty, items)
         kind = cast(Any, self.kind)
         return kind(*items) if hasattr(kind, "_fields") else kind(items)
 
@@ -145,7 +148,7 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
         tensors.append(value)
         return TensorTree(TENSOR)
     if isinstance(value, dict | UserDict):
-        kind = DictionaryKind(type(value), tuple(value), _with_items(value, [None] * len(value)))
+        kind = DictionaryKind(type(value), tuple(value), with_items(value, [None] * len(value)))
         return TensorTree(kind, tuple(_tensor_tree(item, tensors) for item in value.values()))
     is_sequence = type(value) in (list, tuple) or _is_named_tuple(value)
     if is_sequence and not isinstance(value, PackedSequence):

@@ -35,6 +35,7 @@ from nfold.explain.estimate.median_polish import (
     log_values,
     polish_rounds,
 )
+from nfold.explain.estimate.replay import Deviations, mean_deviations
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.metrics import ADDITIVE_METRICS
 from nfold.explain.result.budget import MIN_STEP_FRACTION, exceeds_noise
@@ -47,6 +48,7 @@ Statistic = Callable[["MetricView"], Samples]
 Value = TypeVar("Value")
 # Residuals of the steps by trial or process tree, round and trial.
 StepResiduals = dict[object, dict[int, dict[Trial, float]]]
+BatchDeviations = Mapping[tuple[Plan, str], Deviations]  # by plan and metric
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class BootstrapFit:
         resamples: int = RESAMPLES,
         process_trees: Mapping[TrialRun, str] | None = None,
         within_errors: Mapping[TrialRun, float] | None = None,
-        sampling_errors: Mapping[Plan, float] | None = None,
+        batch_deviations: BatchDeviations | None = None,
         *,
         final: bool = True,
         host_ahead: Collection[Trial] = (),
@@ -142,13 +144,13 @@ class BootstrapFit:
 
         ``process_trees`` names the tree of every run that shared one. The relative
         ``standard_errors`` of runs, and ``within_errors`` of interleaved runs, are prior errors.
-        ``sampling_errors`` are those of the mean step over the replayed batches of a plan, in
-        milliseconds. Trials in ``host_ahead`` have smaller errors: their hosts are ahead of the
-        devices.
+        ``batch_deviations`` are those of the replayed batches of a plan, in milliseconds, by index
+        (``replay.batch_deviations``). Trials in ``host_ahead`` have smaller errors: their hosts are
+        ahead of the devices.
         """
         self._rounds = {key: tuple(rounds) for key, rounds in table.items()}
         self._process_trees = process_trees or {}
-        self._sampling_errors = sampling_errors or {}
+        self._batch_deviations = batch_deviations or {}
         self._host_ahead = frozenset(host_ahead)
         self._additive = {
             key: [*r.values()] for key, r in table.items() if key[1] in ADDITIVE_METRICS
@@ -158,7 +160,7 @@ class BootstrapFit:
         steps = {key: own for key, own in residuals.items() if key[1] == "step"}
         of_trees, of_runs, free = _split_residuals(steps, self._process_trees)
         self.degrees_of_freedom = _degrees_of_freedom(of_trees)
-        self._batches_vary = _batches_vary(table, self._sampling_errors)
+        self._batches_vary = _batches_vary(table, self._batch_deviations)
         self._tree_errors: dict[tuple[bool, bool], float] = {}
         self._run_errors: dict[TrialRun, float] = {}
         for ahead in (False, True):
@@ -209,10 +211,7 @@ class BootstrapFit:
             tree: draws.standard_normal(self._resamples)
             for tree in dict.fromkeys(self._process_trees.values())
         }
-        batches = {
-            plan: error * draws.standard_normal(self._resamples)
-            for plan, error in self._sampling_errors.items()
-        }
+        batches = self._sampled_batches(draws)
         errors: dict[Hashable, NDArray[np.float64]] = {}
         choices: dict[Hashable, NDArray[np.int64]] = {}
         found: dict[MetricKey, Samples] = {}
@@ -233,6 +232,23 @@ class BootstrapFit:
             if key[0].variant.input != "real" and key[0].plan in batches:
                 found[key] = np.maximum(found[key] + batches[key[0].plan], 0.0)
         return found
+
+    def _sampled_batches(self, draws: np.random.Generator) -> dict[Plan, NDArray[np.float64]]:
+        """Return resamples of the mean replayed batch of every plan, less that of the sample.
+
+        Batches with the same index share their draws: plans that replay the same batches have the
+        same error, and plans whose batches are not related have independent ones.
+        """
+        each = {plan: self._deviations_of(plan) for plan, _ in self._batch_deviations}
+        shared = draws.standard_normal((self._resamples, max(map(len, each.values()), default=0)))
+        return {plan: shared[:, : len(own)] @ own for plan, own in each.items()}
+
+    def _deviations_of(self, plan: Plan) -> Deviations:
+        # Those of the ranks that other plans are compared with, if they ran by themselves.
+        own = {name: each for (one, name), each in self._batch_deviations.items() if one == plan}
+        reference = [own[name] for k in self.view.reference if (name := f"rank {k}") in own]
+        found = mean_deviations(reference or [*own.values()])
+        return uncertainty.student_factor(len(found) - 1) * found
 
     def _run_error(
         self,
@@ -295,15 +311,14 @@ class BootstrapFit:
         return {one: value for one, value in members.items() if (one in self._host_ahead) == ahead}
 
 
-def _batches_vary(
-    table: Mapping[MetricKey, ValuesByRound], sampling_errors: Mapping[Plan, float]
-) -> bool:
+def _batches_vary(table: Mapping[MetricKey, ValuesByRound], deviations: BatchDeviations) -> bool:
     """Return whether a mean step depends on its batches more than on its process tree."""
+    errors = [(plan, float(np.linalg.norm(own))) for (plan, _), own in deviations.items()]
     return any(
-        name == "step"
-        and sampling_errors.get(trial.plan, 0.0)
-        > uncertainty.INTER_TREE_ERROR_HOST_AHEAD * max(rounds.values())
+        error > uncertainty.INTER_TREE_ERROR_HOST_AHEAD * max(rounds.values())
+        for plan, error in errors
         for (trial, name), rounds in table.items()
+        if name == "step" and trial.plan == plan
     )
 
 

@@ -4,7 +4,8 @@ Variants that replay the same batches do the same work in a cycle, but not in ev
 usual time of each batch replaces the time of a step, as far as it depends on the batch: this removes
 the variance between batches from differences (R. A. Fisher, The Design of Experiments, 1935,
 chapter 3: blocking). The mean of the few replayed batches differs from that of all batches by a
-sampling error, which is the same for all variants that replay them. Pure functions.
+sampling error, which is the same for all variants that replay them. Two plans may replay the same
+batches, others, or partly the same: their deviations, batch by batch, tell. Pure functions.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nfold.core.measurement import Measurement, RankSamples
+
+Deviations: TypeAlias = NDArray[np.float64]
+"""Of replayed batches from the mean batch, by index."""
 
 MIN_REPEATS = 2  # of every batch: the time of a single step is no usual time
 
@@ -33,17 +39,29 @@ def with_equal_batches(measurement: Measurement, *, ranks_synchronize: bool) -> 
     return dataclasses.replace(measurement, ranks=ranks)
 
 
-def sampling_error(measurement: Measurement, *, ranks_synchronize: bool) -> float:
-    """Return the standard error of the mean step over the replayed batches, in milliseconds.
+def batch_deviations(measurement: Measurement, *, ranks_synchronize: bool) -> dict[str, Deviations]:
+    """Return by how much each replayed batch [index] differs from the mean batch, by metric.
 
-    0 if it is unknown.
+    In milliseconds, scaled so that the root of the sum of squares is the standard error of the mean
+    step. The metric is ``step``, or ``rank K`` if ranks do not synchronize. Empty if it is unknown.
     """
-    errors = [0.0]
-    for usual in _usual_ms_by_rank(measurement.ranks, ranks_synchronize=ranks_synchronize):
-        if len(usual) > 1:
-            each = [*usual.values()]
-            errors.append(float(np.std(each, ddof=1)) / math.sqrt(len(each)))
-    return max(errors)
+    found = {}
+    each = _usual_ms_by_rank(measurement.ranks, ranks_synchronize=ranks_synchronize)
+    for rank, usual in zip(measurement.ranks, each, strict=True):
+        count = len(usual)
+        if count > 1:
+            own = np.zeros(max(usual) + 1)
+            own[list(usual)] = np.array([*usual.values()]) - fmean(usual.values())
+            name = "step" if ranks_synchronize else f"rank {rank.rank}"
+            found[name] = own / math.sqrt(count * (count - 1))
+    return found
+
+
+def mean_deviations(each: Sequence[Deviations]) -> Deviations:
+    """Return the mean of deviations, of which some may lack the last batches."""
+    count = max(map(len, each))
+    mean: Deviations = np.mean([np.pad(own, (0, count - len(own))) for own in each], axis=0)
+    return mean
 
 
 def _with_mean_batch(rank: RankSamples, usual: dict[int, float]) -> RankSamples:

@@ -45,7 +45,7 @@ def run_error(
     known = [max(error, prior) for error in standard_errors]
     squares = math.fsum(residual**2 for residual in residuals)
     if not known:
-        factor = _student_factor(degrees_of_freedom)
+        factor = student_factor(degrees_of_freedom)
         return factor * math.sqrt(squares / degrees_of_freedom) if degrees_of_freedom > 0 else 0.0
     return moderated_error(_root_mean_square(known), squares, degrees_of_freedom)
 
@@ -57,10 +57,10 @@ def moderated_error(prior: float, squares: float, degrees_of_freedom: float) -> 
     by their degrees of freedom, and Student's t widens it for their sum (G. K. Smyth, Linear Models
     and Empirical Bayes Methods, 2004). Without any residual it is the prior error.
     """
-    prior_variance = (prior / _student_factor(PRIOR_DEGREES_OF_FREEDOM)) ** 2
+    prior_variance = (prior / student_factor(PRIOR_DEGREES_OF_FREEDOM)) ** 2
     degrees = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
     variance = (PRIOR_DEGREES_OF_FREEDOM * prior_variance + squares) / degrees
-    return _student_factor(degrees) * math.sqrt(variance)
+    return student_factor(degrees) * math.sqrt(variance)
 
 
 def interleaving_errors(
@@ -93,7 +93,8 @@ def interleaving_errors(
     return found
 
 
-def _student_factor(degrees_of_freedom: float) -> float:
+def student_factor(degrees_of_freedom: float) -> float:
+    """Return Student's t over the normal quantile of a 95 % interval, for at least one degree."""
     return (
         STUDENT_T[int(degrees_of_freedom) - 1]
         if degrees_of_freedom < len(STUDENT_T) + 1

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from nfold.core.errors import Unsupported
-from nfold.instrument.hooks.model_hooks import ModuleCallHooks, is_training, is_wrapper
+from nfold.instrument.hooks.model_hooks import OutermostModuleHooks
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import map_tensors
 
 
-class AutocastHooks(ModuleCallHooks):
+class AutocastHooks(OutermostModuleHooks):
     """Replaces the ``forward`` of each outermost module that trains, for ``autocast_bf16``.
 
     Wrappers such as DistributedDataParallel keep theirs, the modules in them do not. The hooks apply
@@ -25,7 +25,6 @@ class AutocastHooks(ModuleCallHooks):
     def __init__(self, *, enabled: bool) -> None:
         super().__init__()
         self._enabled = enabled
-        self._depth = 0
         self._first_call: tuple[nn.Module, torch.autocast] | None = None
         self.has_applied = False
 
@@ -39,12 +38,7 @@ class AutocastHooks(ModuleCallHooks):
         if self._enabled and not self.has_applied:
             raise Unsupported("autocast_bf16: the script calls no module that trains")
 
-    def _before_call(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or is_wrapper(module):
-            return
-        self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
-            return
+    def _before_outermost(self, module: nn.Module) -> None:
         is_replaced = isinstance(module.forward, AutocastForward)
         if is_replaced or isinstance(module, torch.jit.ScriptModule):
             return
@@ -57,13 +51,11 @@ class AutocastHooks(ModuleCallHooks):
         module.forward = AutocastForward(module, device)
         self.has_applied = True
 
-    def _after_call(self, module: nn.Module, _args: Any, output: Any) -> Any:
-        if torch.compiler.is_compiling() or is_wrapper(module):
+    def _after_module(self, module: nn.Module, output: Any) -> Any:
+        first = self._first_call
+        if first is None or first[0] is not module:
             return None
-        self._depth = max(0, self._depth - 1)
-        if self._first_call is None or self._first_call[0] is not module:
-            return None
-        self._first_call[1].__exit__(None, None, None)
+        first[1].__exit__(None, None, None)
         self._first_call = None
         return map_tensors(output, to_fp32)
 

@@ -184,7 +184,34 @@ def _any_in_training_mode(module: nn.Module) -> bool:
 WRAPPER_CLASSES = {"DistributedDataParallel", "LightningModule", "_FabricModule"}
 
 
-class ModelCompiler(ModuleCallHooks):
+class OutermostModuleHooks(ModuleCallHooks):
+    """Global hooks around modules, without wrappers; also before the outermost ones that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
+
+    def _before_call(self, module: nn.Module, _args: Any) -> None:
+        if torch.compiler.is_compiling() or is_wrapper(module):
+            return
+        self._depth += 1
+        if self._depth == 1 and torch.is_grad_enabled() and is_training(module):
+            self._before_outermost(module)
+
+    def _after_call(self, module: nn.Module, _args: Any, output: Any) -> Any:
+        if torch.compiler.is_compiling() or is_wrapper(module):
+            return None
+        self._depth = max(0, self._depth - 1)
+        return self._after_module(module, output)
+
+    def _before_outermost(self, module: nn.Module) -> None:
+        raise NotImplementedError
+
+    def _after_module(self, module: nn.Module, output: Any) -> Any:
+        """Return another output of a module that is no wrapper, or None."""
+
+
+class ModelCompiler(OutermostModuleHooks):
     """Compiles the ``forward`` of each outermost module that trains, from its second call on.
 
     ``mode`` is a mode of torch.compile; an empty mode does nothing. Hooks and wrappers stay as they
@@ -194,7 +221,6 @@ class ModelCompiler(ModuleCallHooks):
     def __init__(self, mode: str) -> None:
         super().__init__()
         self._mode = mode
-        self._depth = 0
         self._compiled: WeakSet[nn.Module] = WeakSet()
 
     def start(self) -> None:
@@ -206,12 +232,7 @@ class ModelCompiler(ModuleCallHooks):
         if self._mode and not compiled:
             raise Unsupported("compiled: no module of the script could be compiled")
 
-    def _before_call(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or is_wrapper(module):
-            return
-        self._depth += 1
-        if self._depth > 1 or not torch.is_grad_enabled() or not is_training(module):
-            return
+    def _before_outermost(self, module: nn.Module) -> None:
         if module not in self._compiled:
             self._compiled.add(module)
             module.forward = CompiledForward(module, self._mode)
@@ -219,10 +240,6 @@ class ModelCompiler(ModuleCallHooks):
     @property
     def has_compiled(self) -> bool:
         return bool(self._compiled)
-
-    def _after_call(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling() and not is_wrapper(module):
-            self._depth = max(0, self._depth - 1)
 
 
 class CompiledForward:

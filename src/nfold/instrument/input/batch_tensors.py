@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nfold.core.errors import Unsupported
 from nfold.engines.torch.input.batch_source import REPLAYED_BATCHES
+from nfold.engines.torch.nested_tensors import with_items
 from nfold.instrument import torch_private
 
 TensorFunction = Callable[[Tensor], Tensor]
@@ -76,15 +77,9 @@ def map_tensors(batch: Any, change: TensorFunction) -> Any:
 def _map_nested(batch: Any, change: TensorFunction) -> Any:
     if isinstance(batch, Tensor):
         return change(batch)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map_nested(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_map_nested(value, change) for value in batch)
-    if isinstance(batch, Mapping):
-        mapped: Any = copy.copy(batch)
-        for name, value in batch.items():
-            mapped[name] = _map_nested(value, change)
-        return mapped
+    if isinstance(batch, list | tuple | Mapping):
+        values = batch.values() if isinstance(batch, Mapping) else batch
+        return with_items(batch, [_map_nested(value, change) for value in values])
     return batch
 
 

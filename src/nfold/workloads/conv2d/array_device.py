@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nfold.workloads.conv2d.device import ConvDevice, HostBuffers, ReadSeconds
+from nfold.workloads.conv2d.device import ConvDevice, HostBuffers, KernelTimer, ReadSeconds
 from nfold.workloads.conv2d.problem import Array, ConvTask
 from nfold.workloads.conv2d.process import SCIPY_LIBRARIES, Clock, ConvResult, run_rank
 
@@ -47,14 +47,6 @@ class NumpyHostBuffers(HostBuffers):
 class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     """A device of TensorFlow or JAX. Copies to and from CPU devices are explicit, too."""
 
-    always_copies = True
-
-    def __init__(self, task: ConvTask, index: int, host: NumpyHostBuffers) -> None:
-        self.on_gpu = task.plan.device == "cuda"
-        if self.on_gpu:
-            self.chain_length, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
-        super().__init__(task, index, host)
-
     @abstractmethod
     def create_input(self, images: Array) -> DeviceArray: ...
 
@@ -73,9 +65,6 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     @abstractmethod
     def wait(self, values: Sequence[DeviceArray]) -> None:
         """Wait until the arrays are computed."""
-
-    def copy_input(self) -> DeviceArray:
-        return self.create_input(self.to_host(self.input))
 
     def create_filters(self, filters: Array) -> DeviceArray:
         return self.create_input(np.ascontiguousarray(filters.transpose(2, 3, 1, 0)))
@@ -96,37 +85,50 @@ class ArrayDevice(ConvDevice[NumpyHostBuffers]):
     def finish(self) -> None:
         self.wait([self.input, self.result])
 
+
+class ArrayKernelTimer(KernelTimer[ArrayDevice]):
+    """Times by the host's clock, from an idle device to an idle device."""
+
+    def __init__(self, device: ArrayDevice) -> None:
+        super().__init__(device)
+        self._on_gpu = device.plan.device == "cuda"
+        if self._on_gpu:
+            self.chain_length, self.eviction_bytes = GPU_CHAIN, GPU_EVICTION_BYTES
+
+    def copy_input(self) -> DeviceArray:
+        return self.device.create_input(self.device.to_host(self.device.input))
+
     def time_action(self, action: Callable[[], object]) -> ReadSeconds:
         def run() -> None:
             action()
-            self.finish()
+            self.device.finish()
 
-        self.finish()
+        self.device.finish()
         return super().time_action(run)
 
     def combine_seconds(self, seconds: Sequence[float]) -> float:
-        return max(seconds) if self.on_gpu else sum(seconds)
+        return max(seconds) if self._on_gpu else sum(seconds)
 
     @cached_property
     def _eviction(self) -> tuple[DeviceArray, Callable[..., DeviceArray]]:
-        values = self.create_input(np.zeros(self.eviction_bytes // 4, np.float32))
-        return values, self.compile(lambda values: values + 1)
+        values = self.device.create_input(np.zeros(self.eviction_bytes // 4, np.float32))
+        return values, self.device.compile(lambda values: values + 1)
 
     def evict(self) -> None:
         values, write = self._eviction
-        self.wait([write(values)])
+        self.device.wait([write(values)])
 
     @cached_property
     def _chain(self) -> Callable[..., DeviceArray]:
         def convolve_repeatedly(images: DeviceArray, filters: DeviceArray) -> DeviceArray:
             for _ in range(self.chain_length):
-                images = self.convolve(images, filters)
+                images = self.device.convolve(images, filters)
             return images
 
-        return self.compile(convolve_repeatedly)
+        return self.device.compile(convolve_repeatedly)
 
     def iterate(self) -> None:
-        self.result = self._chain(self.input, self.mean_filters)
+        self.device.result = self._chain(self.device.input, self.mean_filters)
 
 
 def same_padding(width: int) -> tuple[int, int]:
@@ -147,6 +149,7 @@ def run_devices(
     return run_rank(
         task,
         device_class,
+        ArrayKernelTimer,
         {kind: host},
         libraries=SCIPY_LIBRARIES,
         first_call_note=FIRST_CALL_NOTE,

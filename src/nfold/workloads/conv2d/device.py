@@ -1,7 +1,8 @@
 """The interface between the timed parts and a library's devices.
 
-All calls of a device happen within its ``work()`` context; they may be queued, and are complete
-when ``finish()`` returns.
+A ``ConvDevice`` holds the arrays, copies and convolves. A ``KernelTimer`` times its convolutions
+without copies. All calls of both happen within the ``work()`` context of the device; they may be
+queued, and are complete when ``finish()`` returns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class HostBuffers(ABC):
 
     images: Any
     results: Any
+    in_place: bool = False  # the device reads the images where they are
 
     @abstractmethod
     def to_float32(self, values: Any, indices: Sequence[int]) -> Array:
@@ -46,10 +48,6 @@ class ConvDevice(ABC, Generic[H]):
 
     The base class is a CPU device that computes in host memory, synchronously.
     """
-
-    chain_length = 4  # convolutions per call of the resident loop
-    eviction_bytes = 128 * 2**20  # written to empty the cache; several times its size
-    always_copies = False  # True: CPU devices also have their own memory
 
     def __init__(self, task: ConvTask, index: int, host: H) -> None:
         first, share = task.device_images[0].start, task.device_images[index]
@@ -70,23 +68,9 @@ class ConvDevice(ABC, Generic[H]):
     def finish(self) -> None:
         """Wait for all queued calls."""
 
-    def combine_seconds(self, seconds: Sequence[float]) -> float:
-        """Combine the times of a process's devices; CPU devices run one after the other."""
-        return sum(seconds)
-
-    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
-        """Run ``action`` and time it by the device's clock."""
-        start = time.monotonic()
-        action()
-        seconds = time.monotonic() - start
-        return lambda: seconds
-
     @abstractmethod
     def create_input(self, images: Any) -> Any:
         """Return the device's array for these images, which ``upload`` may still have to copy."""
-
-    @abstractmethod
-    def copy_input(self) -> Any: ...
 
     @abstractmethod
     def create_filters(self, filters: Array) -> Any:
@@ -94,10 +78,6 @@ class ConvDevice(ABC, Generic[H]):
 
     def set_filters(self, filters: Array) -> None:
         self.filters = self.create_filters(to_correlation(filters))
-
-    @cached_property
-    def mean_filters(self) -> Any:
-        return self.create_filters(to_correlation(self.problem.mean_filter()))
 
     def upload(self, host: H) -> None:
         """Copy the images to the device; a CPU device reads host memory."""
@@ -116,23 +96,56 @@ class ConvDevice(ABC, Generic[H]):
 
     def round_trip(self, host: H, copy_only: bool) -> Sequence[DeviceAction]:
         """Return the actions from images on the host to results on the host, in order."""
-        compute = self.compute_action(copy_only)
+        compute = self.pass_through if copy_only else self.compute
         return [partial(self.upload, host), compute, partial(self.download, host)]
-
-    def compute_action(self, copy_only: bool) -> DeviceAction:
-        return self.pass_through if copy_only else self.compute
 
     def overlap(self, host: H) -> str:
         """Describe how the actions of a round trip overlap; empty if they do not."""
         return ""
 
+
+D = TypeVar("D", bound=ConvDevice[Any])
+
+
+class KernelTimer(ABC, Generic[D]):
+    """Times the convolutions of one device, without copies.
+
+    The base class is for a CPU device, which computes synchronously.
+    """
+
+    chain_length = 4  # convolutions per call of the resident loop
+    eviction_bytes = 128 * 2**20  # written to empty the cache; several times its size
+
+    def __init__(self, device: D) -> None:
+        self.device = device
+
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
+        """Combine the times of a process's devices; CPU devices run one after the other."""
+        return sum(seconds)
+
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
+        """Run ``action`` and time it by the device's clock."""
+        start = time.monotonic()
+        action()
+        seconds = time.monotonic() - start
+        return lambda: seconds
+
+    @cached_property
+    def mean_filters(self) -> Any:
+        return self.device.create_filters(to_correlation(self.device.problem.mean_filter()))
+
+    @abstractmethod
+    def copy_input(self) -> Any:
+        """Return a copy of the device's images."""
+
     @cached_property
     def _rotation(self) -> Iterator[Any]:
-        return itertools.cycle([self.input, *(self.copy_input() for _ in range(IMAGE_COPIES - 1))])
+        copies = (self.copy_input() for _ in range(IMAGE_COPIES - 1))
+        return itertools.cycle([self.device.input, *copies])
 
     def rotate_images(self) -> None:
         """Switch to another copy of the images, which is not in a cache."""
-        self.input = next(self._rotation)
+        self.device.input = next(self._rotation)
 
     @abstractmethod
     def evict(self) -> None:
@@ -146,7 +159,7 @@ class ConvDevice(ABC, Generic[H]):
         """Time one convolution with cold caches."""
         self.rotate_images()
         self.evict()
-        return self.time_action(self.compute)
+        return self.time_action(self.device.compute)
 
     def warm(self) -> ReadSeconds:
         """Time one convolution right after the same convolution.
@@ -154,8 +167,8 @@ class ConvDevice(ABC, Generic[H]):
         The long write before lets the host run ahead of a GPU, so that the launch is not timed.
         """
         self.evict()
-        self.compute()
-        return self.time_action(self.compute)
+        self.device.compute()
+        return self.time_action(self.device.compute)
 
     def resident(self) -> ReadSeconds:
         """Time the mean of a chain of convolutions."""

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import zip_longest
-from typing import Generic
+from typing import Any, Generic
 
 import numpy as np
 from scipy import ndimage
 
 from nfold.core.measurement import OperationPart, Window
-from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, H, ReadSeconds
+from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, H, KernelTimer, ReadSeconds
 from nfold.workloads.conv2d.problem import (
     AnyFloat,
     ConvProblem,
@@ -133,15 +133,15 @@ HOST_COPY_NOTE = "a copy within host memory: the device needs no copy"
 
 @dataclass(frozen=True, kw_only=True)
 class ConvProcess(Generic[H]):
-    """The devices of one process; ``device_images`` are the consecutive images of each.
+    """The devices of one process, with a timer and consecutive ``device_images`` of each.
 
-    ``hosts`` are the host buffers by kind: ``pageable`` and ``pinned``, or one with an empty name
-    that the devices read in place. The throughput is end to end with the last kind. ``itemsize``
-    is in bytes.
+    ``hosts`` are the host buffers by kind: ``pageable`` and ``pinned``, or one with an empty name.
+    The throughput is end to end with the last kind. ``itemsize`` is in bytes.
     """
 
     problem: ConvProblem
     devices: Sequence[ConvDevice[H]]
+    kernel_timers: Sequence[KernelTimer[Any]]
     device_images: Sequence[range]
     precision: str
     itemsize: int
@@ -170,13 +170,13 @@ class ConvProcess(Generic[H]):
         self._finish()
         return self.clock() - start
 
-    def _device_time(self, action: Callable[[ConvDevice[H]], ReadSeconds]) -> float:
+    def _device_time(self, action: Callable[[KernelTimer[Any]], ReadSeconds]) -> float:
         readings = []
-        for device in self.devices:
-            with device.work():
-                readings.append(action(device))
+        for timer in self.kernel_timers:
+            with timer.device.work():
+                readings.append(action(timer))
         self._finish()
-        return self.devices[0].combine_seconds([read() for read in readings])
+        return self.kernel_timers[0].combine_seconds([read() for read in readings])
 
     def _finish(self) -> None:
         for device in self.devices:
@@ -185,7 +185,7 @@ class ConvProcess(Generic[H]):
     def timed_calls(self, hosts: Mapping[str, H]) -> list[TimedCall]:
         """Return all timed calls, in order; they leave the results of the convolution."""
         throughput_kind = list(hosts)[-1]
-        calls = self._copy_calls(hosts) if self._needs_copies(throughput_kind) else []
+        calls = [] if hosts[throughput_kind].in_place else self._copy_calls(hosts)
         for copy_only in (True,) if self.problem.copy_only else (True, False):
             throughput = throughput_kind if copy_only == self.problem.copy_only else None
             calls += [
@@ -200,13 +200,14 @@ class ConvProcess(Generic[H]):
         copy_only = self.problem.copy_only
         if not resident:
             return self._round_trip_call(kind, host, copy_only, True)
-        call = partial(self._host_time, lambda device: [device.compute_action(copy_only)])
+
+        def actions(device: ConvDevice[H]) -> list[DeviceAction]:
+            return [device.pass_through if copy_only else device.compute]
+
+        call = partial(self._host_time, actions)
         return TimedCall(
             name="resident", call=call, bytes=2 * self.one_way_bytes, is_throughput=True
         )
-
-    def _needs_copies(self, kind: str) -> bool:
-        return bool(kind) or self.devices[0].always_copies
 
     def _copy_calls(self, hosts: Mapping[str, H]) -> list[TimedCall]:
         def actions(method: str, host: H, device: ConvDevice[H]) -> list[DeviceAction]:
@@ -226,7 +227,7 @@ class ConvProcess(Generic[H]):
         self, kind: str, host: H, copy_only: bool, is_throughput: bool
     ) -> TimedCall:
         note = self.devices[0].overlap(host)
-        if not self._needs_copies(kind):
+        if host.in_place:
             note = HOST_COPY_NOTE if copy_only else NO_COPY_NOTE
         return TimedCall(
             name=_with_kind("copy only" if copy_only else "end to end", kind),
@@ -237,17 +238,17 @@ class ConvProcess(Generic[H]):
         )
 
     def _kernel_calls(self) -> list[TimedCall]:
-        device = self.devices[0]
+        device, timer = self.devices[0], self.kernel_timers[0]
         moved_bytes = 2 * self.problem.value_count(len(self.device_images[0])) * self.itemsize
         by = f", by {device.method}" if device.method else ""
         size = f"{moved_bytes / 1e6:.1f} MB per device{by}"
 
-        cold = f"{size}, after writing {device.eviction_bytes / 1e6:.0f} MB"
-        chain = f"mean of a chain of {device.chain_length}, each with the previous results{by}"
-        kernels: dict[str, tuple[Callable[[ConvDevice[H]], ReadSeconds], str]] = {
-            "convolution, cold cache": (lambda device: device.cold(), cold),
-            "convolution, warm cache": (lambda device: device.warm(), size),
-            "resident loop": (lambda device: device.resident(), chain),
+        cold = f"{size}, after writing {timer.eviction_bytes / 1e6:.0f} MB"
+        chain = f"mean of a chain of {timer.chain_length}, each with the previous results{by}"
+        kernels: dict[str, tuple[Callable[[KernelTimer[Any]], ReadSeconds], str]] = {
+            "convolution, cold cache": (lambda timer: timer.cold(), cold),
+            "convolution, warm cache": (lambda timer: timer.warm(), size),
+            "resident loop": (lambda timer: timer.resident(), chain),
         }
         return [
             TimedCall(
@@ -395,6 +396,7 @@ def first_call(
 def run_rank(
     task: ConvTask,
     create_device: Callable[[ConvTask, int, H], ConvDevice[H]],
+    create_timer: Callable[[Any], KernelTimer[Any]],
     hosts: Mapping[str, H],
     *,
     libraries: Mapping[str, Convolve],
@@ -411,9 +413,11 @@ def run_rank(
     host = next(iter(hosts.values()))
 
     def create_process() -> ConvProcess[H]:
+        devices = [create_device(task, index, host) for index in range(len(task.devices))]
         return ConvProcess(
             problem=task.problem,
-            devices=[create_device(task, index, host) for index in range(len(task.devices))],
+            devices=devices,
+            kernel_timers=[create_timer(device) for device in devices],
             device_images=task.device_images,
             precision=str(task.plan.precision),
             itemsize=host.images.itemsize,

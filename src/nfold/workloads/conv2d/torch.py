@@ -20,7 +20,13 @@ from torch.nn import functional
 
 from nfold.core import machine
 from nfold.core.plan import Plan
-from nfold.workloads.conv2d.device import ConvDevice, DeviceAction, HostBuffers, ReadSeconds
+from nfold.workloads.conv2d.device import (
+    ConvDevice,
+    DeviceAction,
+    HostBuffers,
+    KernelTimer,
+    ReadSeconds,
+)
 from nfold.workloads.conv2d.problem import AnyFloat, Array, to_correlation
 from nfold.workloads.conv2d.problem import ConvTask as Task
 from nfold.workloads.conv2d.process import SCIPY_LIBRARIES, Clock, Convolve, ConvResult, run_rank
@@ -79,9 +85,6 @@ class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
     def create_input(self, images: Tensor) -> Tensor:
         return images
 
-    def copy_input(self) -> Tensor:
-        return self.input.clone()
-
     def create_filters(self, filters: Array) -> Tensor:
         return to_tensor(filters, self.plan, self.device)
 
@@ -91,15 +94,21 @@ class TorchCpuDevice(ConvDevice[TorchHostBuffers]):
     def download(self, host: TorchHostBuffers) -> None:
         host.results[self.image_slice].copy_(self.result, non_blocking=True)
 
+
+class TorchCpuKernelTimer(KernelTimer[TorchCpuDevice]):
+    def copy_input(self) -> Tensor:
+        copied: Tensor = self.device.input.clone()
+        return copied
+
     @cached_property
     def _eviction(self) -> Tensor:
-        return torch.empty(self.eviction_bytes, dtype=torch.uint8, device=self.device)
+        return torch.empty(self.eviction_bytes, dtype=torch.uint8, device=self.device.device)
 
     def evict(self) -> None:
         self._eviction.zero_()
 
     def iterate(self) -> None:
-        images = self.input
+        images = self.device.input
         for _ in range(self.chain_length):
             images = convolve(images, self.mean_filters)
 
@@ -120,11 +129,9 @@ SEARCH_REPLAYS = 3
 
 
 class TorchCudaDevice(TorchCpuDevice):
-    chain_length = 50
-
     def __init__(self, task: Task, index: int, host: TorchHostBuffers) -> None:
         device = task.devices[index]
-        self._stream, self._upload_stream, self._download_stream = (
+        self.stream, self._upload_stream, self._download_stream = (
             torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             for _ in range(3)
         )
@@ -133,65 +140,32 @@ class TorchCudaDevice(TorchCpuDevice):
         super().__init__(task, index, host)
 
     def work(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._stream)
+        return torch.cuda.stream(self.stream)
 
     def finish(self) -> None:
-        self._stream.synchronize()
+        self.stream.synchronize()
         self._in_flight.clear()
 
-    def combine_seconds(self, seconds: Sequence[float]) -> float:
-        return max(seconds)
-
     def create_input(self, images: Tensor) -> Tensor:
-        self.eviction_bytes = 8 * torch.cuda.get_device_properties(self.device).L2_cache_size
         return torch.empty_like(images, device=self.device)
 
     def upload(self, host: TorchHostBuffers) -> None:
         self.input.copy_(host.images[self.image_slice], non_blocking=True)
 
     @cached_property
-    def _outputs(self) -> tuple[Tensor, Tensor]:
+    def outputs(self) -> tuple[Tensor, Tensor]:
         return torch.empty_like(self.input), torch.empty_like(self.input)
 
     @cached_property
-    def _method(self) -> NamedMethod:
-        return fastest_method(self.input, self.filters, self._outputs[0])
+    def fastest(self) -> NamedMethod:
+        return fastest_method(self.input, self.filters, self.outputs[0])
 
     @property
     def method(self) -> str:
-        return self._method[0]
+        return self.fastest[0]
 
     def compute(self) -> None:
-        self.result = self._method[1](self.input, self.filters, self._outputs[0])
-
-    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
-        start, end = _event(), _event()
-        start.record(self._stream)
-        action()
-        end.record(self._stream)
-        return lambda: start.elapsed_time(end) / 1e3
-
-    def launch_chain(self) -> Tensor:
-        """Launch ``chain_length`` convolutions one by one and return the results."""
-        images, (out, other) = self.input, self._outputs
-        for number in range(self.chain_length):
-            images = self._method[1](images, self.mean_filters, out, backwards=number % 2 == 1)
-            out, other = other, out
-        return images
-
-    @cached_property
-    def chain_graph(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        self.launch_chain()
-        return capture_graph(self.launch_chain)
-
-    def iterate(self) -> None:
-        self.chain_graph[0].replay()
-
-    def resident(self) -> ReadSeconds:
-        graph, _ = self.chain_graph
-        self.evict()
-        read = self.time_action(graph.replay)
-        return lambda: read() / self.chain_length
+        self.result = self.fastest[1](self.input, self.filters, self.outputs[0])
 
     @cached_property
     def _chunks(self) -> list[slice]:
@@ -219,7 +193,7 @@ class TorchCudaDevice(TorchCpuDevice):
         self._round_trip_graphs[key] = capture_graph(round_trip)[0]
 
     def _chunked_round_trip(self, host: TorchHostBuffers, copy_only: bool) -> None:
-        self._upload_stream.wait_stream(self._stream)
+        self._upload_stream.wait_stream(self.stream)
         for chunk in self._chunks:
             on_host = slice(
                 self.image_slice.start + chunk.start, self.image_slice.start + chunk.stop
@@ -227,14 +201,56 @@ class TorchCudaDevice(TorchCpuDevice):
             images = result = self.input[chunk]
             with torch.cuda.stream(self._upload_stream):
                 images.copy_(host.images[on_host], non_blocking=True)
-            self._stream.wait_stream(self._upload_stream)
+            self.stream.wait_stream(self._upload_stream)
             if not copy_only:
-                result = self._method[1](images, self.filters, self._outputs[0][chunk])
-            self._download_stream.wait_stream(self._stream)
+                result = self.fastest[1](images, self.filters, self.outputs[0][chunk])
+            self._download_stream.wait_stream(self.stream)
             with torch.cuda.stream(self._download_stream):
                 host.results[on_host].copy_(result, non_blocking=True)
             self._in_flight.append(result)
-        self._stream.wait_stream(self._download_stream)
+        self.stream.wait_stream(self._download_stream)
+
+
+class TorchCudaKernelTimer(TorchCpuKernelTimer):
+    device: TorchCudaDevice
+    chain_length = 50
+
+    def __init__(self, device: TorchCudaDevice) -> None:
+        super().__init__(device)
+        self.eviction_bytes = 8 * torch.cuda.get_device_properties(device.device).L2_cache_size
+
+    def combine_seconds(self, seconds: Sequence[float]) -> float:
+        return max(seconds)
+
+    def time_action(self, action: Callable[[], object]) -> ReadSeconds:
+        start, end = _event(), _event()
+        start.record(self.device.stream)
+        action()
+        end.record(self.device.stream)
+        return lambda: start.elapsed_time(end) / 1e3
+
+    def launch_chain(self) -> Tensor:
+        """Launch ``chain_length`` convolutions one by one and return the results."""
+        images, (out, other) = self.device.input, self.device.outputs
+        _, convolve = self.device.fastest
+        for number in range(self.chain_length):
+            images = convolve(images, self.mean_filters, out, backwards=number % 2 == 1)
+            out, other = other, out
+        return images
+
+    @cached_property
+    def chain_graph(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        self.launch_chain()
+        return capture_graph(self.launch_chain)
+
+    def iterate(self) -> None:
+        self.chain_graph[0].replay()
+
+    def resident(self) -> ReadSeconds:
+        graph, _ = self.chain_graph
+        self.evict()
+        read = self.time_action(graph.replay)
+        return lambda: read() / self.chain_length
 
 
 def _event() -> torch.cuda.Event:
@@ -348,7 +364,7 @@ def run_parts(task: Task, clock: Clock = time.monotonic) -> ConvResult:
     torch.backends.cuda.matmul.allow_tf32 = task.plan.precision == "tf32"
     indices = range(task.device_images[0].start, task.device_images[-1].stop)
     images = to_tensor(task.problem.make_images(indices), task.plan)
-    host = TorchHostBuffers(images=images, results=torch.empty_like(images))
+    host = TorchHostBuffers(images=images, results=torch.empty_like(images), in_place=not cuda)
 
     def peak_memory_bytes() -> int:
         reserved = [torch.cuda.max_memory_reserved(device) for device in task.devices if cuda]
@@ -358,6 +374,7 @@ def run_parts(task: Task, clock: Clock = time.monotonic) -> ConvResult:
     return run_rank(
         task,
         TorchCudaDevice if cuda else TorchCpuDevice,
+        TorchCudaKernelTimer if cuda else TorchCpuKernelTimer,
         {"pageable" if cuda else "": host},
         more_hosts=lambda: {"pinned": host.pinned()} if cuda else {},
         libraries={**SCIPY_LIBRARIES, **torch_on_cpu(task.cores)},

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from nfold.core.errors import UsageError
+from nfold.engines.torch.nested_tensors import with_items
 
 ROWS_ADVICE = (
     'memory "fit" divides a batch of {rows} samples, but no argument of {name} has {rows} rows; '
@@ -41,7 +41,7 @@ class RowSelector:
     def __call__(self, args: Any, kwargs: Any, rows: int, part: range) -> tuple[Any, Any]:
         """Return the arguments with the rows ``part`` of ``rows``. Raises UsageError if none has."""
         self._rows, self._slice, self._cuts = rows, slice(part.start, part.stop), 0
-        own = self._select_each(args, ()), self._select(kwargs, ())
+        own = self._select_each(args, enumerate(args), ()), self._select(kwargs, ())
         if not self._cuts:
             raise UsageError(ROWS_ADVICE.format(rows=rows, name=self._name))
         return own
@@ -53,20 +53,17 @@ class RowSelector:
             )
         if isinstance(value, Tensor | np.ndarray):
             return self._cut(value) if self._has_rows(value) else value
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*self._select_each(value, path))
-        if type(value) in (list, tuple):
-            holds_samples = self._is_list_of_samples(value, path)
-            return self._cut(value) if holds_samples else self._select_each(value, path)
+        if type(value) in (list, tuple) and self._is_list_of_samples(value, path):
+            return self._cut(value)
+        is_named_tuple = isinstance(value, tuple) and hasattr(value, "_fields")
+        if type(value) in (list, tuple) or is_named_tuple:
+            return self._select_each(value, enumerate(value), path)
         if isinstance(value, dict | UserDict):
-            own = copy.copy(value)
-            for key, item in value.items():
-                own[key] = self._select(item, (*path, key))
-            return own
+            return self._select_each(value, value.items(), path)
         return value
 
-    def _select_each(self, values: Any, path: Path) -> Any:
-        return type(values)(self._select(item, (*path, n)) for n, item in enumerate(values))
+    def _select_each(self, value: Any, items: Iterable[tuple[Any, Any]], path: Path) -> Any:
+        return with_items(value, [self._select(item, (*path, key)) for key, item in items])
 
     def _is_list_of_samples(self, values: Any, path: Path) -> bool:
         batches = sum(map(self._has_rows, values))
@@ -104,7 +101,7 @@ def merge_results(values: Sequence[Any], rows: Sequence[int]) -> Any:
         return {key: merge_results([value[key] for value in values], rows) for key in first}
     if isinstance(first, tuple | list) and len({len(value) for value in values}) == 1:
         items = [merge_results(column, rows) for column in zip(*values, strict=True)]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+        return with_items(first, items)
     if isinstance(first, Tensor) and first.dim():
         has_rows = all(len(value) == n for value, n in zip(values, rows, strict=True))
         return torch.cat(list(values)) if has_rows else last

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 
 from nfold.core.errors import UsageError
+from nfold.engines.torch.nested_tensors import with_items
 from nfold.engines.torch.run.datasets import as_arrays
 
 # The name or the position of a part of a batch to its padding value; None: not padded.
@@ -110,21 +110,16 @@ def _parts(value: Any) -> dict[Any, Any]:
     """The parts of a sample or a batch by name or position; a single part has position 0."""
     if isinstance(value, dict | UserDict):
         return dict(value)
-    if isinstance(value, tuple) or (type(value) is list and _as_sequence(value) is None):
-        return dict(enumerate(value))
-    return {0: value}
+    return dict(enumerate(value)) if _has_parts(value) else {0: value}
 
 
 def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
-    if isinstance(value, dict | UserDict):
-        own = copy.copy(value)
-        own.update(parts)
-        return own
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*parts.values())
-    if isinstance(value, tuple) or (type(value) is list and _as_sequence(value) is None):
-        return type(value)(parts.values())
-    return parts[0]
+    return with_items(value, parts.values()) if _has_parts(value) else parts[0]
+
+
+def _has_parts(value: Any) -> bool:
+    is_list = type(value) is list and _as_sequence(value) is None
+    return is_list or isinstance(value, tuple | dict | UserDict)
 
 
 def _as_sequence(value: Any) -> Tensor | None:

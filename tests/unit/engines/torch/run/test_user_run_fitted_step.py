@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections import UserDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -339,17 +339,24 @@ def test_the_first_step_of_each_number_is_not_counted() -> None:
     assert search.samples_per_s == pytest.approx({1: 10, 2: 5, 4: 2.5})
 
 
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
 def test_rows_are_selected_in_any_structure() -> None:
     x, keep = torch.arange(6).view(3, 2), torch.ones(2)
     batch = UserDict({"x": x, "names": ["a", "b", "c"], "keep": keep, "n": np.arange(3)})
     targets = tuple({"boxes": torch.ones(n, 4)} for n in (3, 1, 2))
     select = RowSelector("step")
-    args, kwargs = select((batch, (x, 5), targets), {"flag": True}, 3, range(1, 3))
+    args, kwargs = select((batch, (x, 5), targets, Pair(x, 5)), {"flag": True}, 3, range(1, 3))
     assert torch.equal(args[0]["x"], x[1:])
     assert args[0]["names"] == ["b", "c"]
     assert args[0]["keep"] is keep
     assert args[0]["n"].tolist() == [1, 2]
     assert torch.equal(args[1][0], x[1:])
+    assert isinstance(args[3], Pair)
+    assert torch.equal(args[3].first, x[1:])
     assert [len(target["boxes"]) for target in args[2]] == [1, 2]
     assert (args[1][1], kwargs) == (5, {"flag": True})
 
