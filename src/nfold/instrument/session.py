@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
 from nfold.core.errors import NfoldError, Unsupported
-from nfold.core.measurement import FetchStats, ParameterPart, ParameterState, RankSamples
+from nfold.core.measurement import FetchStats, ParameterState, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import current_user_line
@@ -47,6 +47,7 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.rank_environment import AffinityHook, oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
+from nfold.instrument.trained_model import InitialParameters
 
 
 class InstrumentedRun:
@@ -104,9 +105,11 @@ class InstrumentedRun:
             self._on_missing_step,
             exchange_wait,
             lambda loss: self._loss_log.add(self.steps, loss),
-            self._record_initial_parameters
-            if task.variant.profiler_steps and task.world_size > 1
-            else None,
+            lambda optimizer: (
+                self._initial_parameters.record(optimizer, self.steps)
+                if task.variant.profiler_steps and task.world_size > 1
+                else None
+            ),
         )
         self._loss_log = LossLog()
         self._has_marks = False  # whether calls of nfold.mark_step end the steps
@@ -136,7 +139,7 @@ class InstrumentedRun:
         )
         self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
         self._fetch_total = NO_FETCHES
-        self._initial_parts: dict[str, ParameterPart] = {}
+        self._initial_parameters = InitialParameters(self._profiler.trained_model)
         self._warm_up_weights: dict[str, Any] = {}
         self.devices = Devices((torch.device("cpu"),))
         self.is_leaving = False
@@ -356,16 +359,11 @@ class InstrumentedRun:
             return {}
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
         found = {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
-        if self._initial_parts:
-            parts = self._profiler.trained_model.parts(parameters, every_number=True)
-            begin = ParameterState(step=0, parts=tuple(self._initial_parts.values()))
-            found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
+        if self._initial_parameters.parts:
+            begin = ParameterState(step=0, parts=self._initial_parameters.parts)
+            end = self._initial_parameters.trained_parts(parameters)
+            found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=end))
         return found
-
-    def _record_initial_parameters(self, optimizer: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for part in self._profiler.trained_model.parts(parameters, every_number=False):
-            self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
         if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
