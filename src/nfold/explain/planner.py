@@ -24,13 +24,12 @@ from nfold.explain.design import (
     over_whole_epochs,
 )
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.result.budget import Finding
+from nfold.explain.result.budget import SUSPECTED_LOSS_FRACTION, Finding
 from nfold.explain.trials import TrialResults
 
 # Fractions of a step.
 MIN_INTERVAL_FRACTION = 0.01  # nothing is repeated once every interval is narrower
 SLOWER_FIX_FRACTION = 0.2  # a fix that is slower than another by more is not measured again
-SUSPECTED_LOSS_FRACTION = 0.1  # a larger loss has its fixes measured, however wide its interval
 PLANNING_RESAMPLES = 100
 
 # Fraction of the time budget.

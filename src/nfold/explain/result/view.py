@@ -246,7 +246,8 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         ms, phrase = costs[0].ms, _cost_phrase(budget, costs[0])
         if costs[0].significant:
             return f"{phrase}: {_of_step(ms.value, step)}.", "costly"
-        cost = f"{format_ms(ms.value)} ({format_ms(ms.low or 0)}–{format_ms(ms.high or 0)})"
+        low = max(0.0, ms.low or 0.0)
+        cost = f"{format_ms(ms.value)} ({format_ms(low)}–{format_ms(ms.high or 0)})"
         text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
         return f"Probably {text}.", "costly"
     first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
