@@ -296,6 +296,11 @@ def _warmup_steps(design: ExperimentDesign, affordable: int) -> int:
     return min(planned, max(least, affordable))
 
 
+def run_seconds(design: ExperimentDesign, step_s: float) -> float:
+    """Estimate the seconds of all steps of a trial; ``step_s`` is the actual step."""
+    return step_s * ((design.plan.warmup_steps or 0) + (design.plan.steps or 0))
+
+
 def interleaved_seconds(design: ExperimentDesign, trials: Sequence[Trial], step_s: float) -> float:
     """Estimate the seconds that the interleaved trials take; ``step_s`` is the actual step.
 

@@ -33,10 +33,11 @@ class TreeExit:
 
     ``exit_code`` is the root's, negative for a signal, None if nfold ended it. ``hung`` is the rank
     that stopped first and its step; ``is_hung_rank_stopped``: by a signal; ``hung_calls`` has the
-    ranks and the calls that they were in, from their stacks. ``timed_out`` has the
-    time limit in seconds and the step of the slowest rank, ``seconds_since_step`` the time since
-    that step. ``leftover_pids`` are processes that outlived SIGKILL, ``detached`` ids and commands
-    of processes that the script started outside of the tree.
+    ranks and the calls that they were in, from their stacks, also if a time limit ended the tree
+    before its first step. ``timed_out`` has the time limit in seconds and the step of the slowest
+    rank, ``seconds_since_step`` the time since that step. ``leftover_pids`` are processes that
+    outlived SIGKILL, ``detached`` ids and commands of processes that the script started outside of
+    the tree.
     """
 
     exit_code: int | None = None
@@ -110,7 +111,8 @@ class Supervisor:
                 return TreeExit(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
             if limit_s is not None and time.monotonic() - began > limit_s:
-                return TreeExit(timed_out=(limit_s, self._step))
+                calls = () if self._step else self._ask_for_stacks(tree)
+                return TreeExit(timed_out=(limit_s, self._step), hung_calls=calls)
             hung = self._hung(tree, beats)
             if hung is not None:
                 stopped = tree.is_stopped(beats[hung[0]].pid)

@@ -183,6 +183,7 @@ def determine_status(
     if ending.timed_out is not None:
         seconds, step = ending.timed_out
         text = f"stopped at its {seconds:.0f} s limit after step {step}"
+        text += "".join(f"; rank {rank} is in {call}" for rank, call in ending.hung_calls)
         return "interrupted", FailureCause(
             text=text, step=step, stalled_s=ending.seconds_since_step
         )

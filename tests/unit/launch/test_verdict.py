@@ -108,6 +108,10 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert cause is not None
     assert (cause.step, cause.stalled_s) == (17, 30.0)
     assert "42 s" in cause.text
+    started = TreeExit(timed_out=(60.0, 0), hung_calls=((0, "train.py:8"),))
+    _, cause = determine_status(started, [], {}, 0, 1)
+    assert cause is not None
+    assert cause.text.endswith("after step 0; rank 0 is in train.py:8")
     status, cause = determine_status(TreeExit(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"
     assert cause is not None
