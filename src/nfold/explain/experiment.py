@@ -38,7 +38,6 @@ from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_ba
 from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
 from nfold.explain.result.budget import NOT_ENOUGH_TIME
 from nfold.explain.trials import (
-    LARGER_BUDGET_HINT,
     TrialResults,
     WorkloadRunner,
     failure_reason,
@@ -50,6 +49,7 @@ from nfold.launch.training_checks import TRAINING_KINDS, check_same_samples, dat
 
 PILOT_STEPS = 30
 PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
+LONG_STEP_PROBE_STEPS = 13  # of a probe run if steps are long
 MAX_ROUNDS = 6
 MIN_TREES = 6  # process trees of an explanation that is worth its time
 OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
@@ -491,7 +491,10 @@ def _probe_hint(failed: Measurement) -> str:
             ": no step of a torch optimizer; next: add nfold.mark_step() after each update of the "
             "parameters, or a larger --budget if it needs so long to start"
         )
-    return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
+    if not hit_time_limit(failed) or failed.cause is None:
+        return ""
+    missing = max(1.0, LONG_STEP_PROBE_STEPS / (failed.cause.step or 1))
+    return f"; next: --budget {planner.round_up(MIN_TREES * missing * failed.wall_seconds)}s"
 
 
 def _design_from_probe(

@@ -333,7 +333,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
     [
         ("hung", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
         ("interrupted", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
-        ("interrupted", 3, "it ended; next: a larger --budget"),
+        ("interrupted", 13, "it ended; next: --budget 300s"),
+        ("interrupted", 4, "it ended; next: --budget 1000s"),
         ("hung", 3, "it ended"),
     ],
 )
@@ -345,7 +346,10 @@ def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: st
         given.append(more["options"].time_limit_s)
         ended = failed(Trial(plan=asked, variant=ablation), "")
         return dataclasses.replace(
-            ended, status=status, cause=FailureCause(text="it ended", step=step)
+            ended,
+            status=status,
+            cause=FailureCause(text="it ended", step=step),
+            wall_seconds=50.0,
         )
 
     one = Experiment(target(Scenario(**COSTS), run=run), TimeBudget(SECONDS), ExperimentEvents())
