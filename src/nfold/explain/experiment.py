@@ -51,7 +51,7 @@ PILOT_STEPS = 30
 PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
 LONG_STEP_PROBE_STEPS = 13  # of a probe run if steps are long
 MAX_ROUNDS = 6
-MIN_TREES = 6  # process trees of an explanation that is worth its time
+MIN_TREES = 4  # process trees of a useful explanation
 OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
 MIN_OVERRUN_S = 60.0  # that the trials an explanation needs may exceed a small time budget by
 MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
@@ -415,7 +415,8 @@ def probe_script(
             profile = _with_data_division(profile, first.ranks)
             cores = {core for one in profiles for core in one.core_ids}
             shared = len(cores) if 0 < len(cores) < len(profiles) else 0
-            profile = dataclasses.replace(profile, shared_cores=shared)
+            passes = tuple(batches for one in profiles for batches in one.pass_batches)
+            profile = dataclasses.replace(profile, shared_cores=shared, pass_batches=passes)
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:
                 raise RunFailure(unknown)

@@ -35,7 +35,7 @@ from nfold.instrument.hooks.distributed_hooks import holders, install_spawn_hook
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
-from nfold.instrument.input.epoch_passes import length_or_none
+from nfold.instrument.input.epoch_passes import count_pass, length_or_none
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
 from nfold.instrument.loss_log import LossLog
 from nfold.instrument.optimizer_steps import (
@@ -306,7 +306,10 @@ class InstrumentedRun:
         weights = self._warm_up_weights
         if not self._task.interleaved_variants:
             weights = self._weight_evidence(profile)
-        self._observer.save_profile(dataclasses.replace(profile, trace=self._probe.take_summary()))
+        profile = dataclasses.replace(
+            profile, trace=self._probe.take_summary(), pass_batches=self._pass_batches()
+        )
+        self._observer.save_profile(profile)
         samples = self._recorder.samples(
             host_gaps_ms=self._host_gaps.ms,
             host_gap_locations=self._stack_sampler.sampled_lines,
@@ -328,6 +331,11 @@ class InstrumentedRun:
         return dataclasses.replace(
             samples, rank=self._task.rank, sample_hashes=hashes, losses=self._loss_log.means()
         )
+
+    def _pass_batches(self) -> tuple[int, ...]:
+        probes_ranks = self._task.variant.profiler_steps and self._task.world_size > 1
+        batches = count_pass(self._dataloaders.training.loader) if probes_ranks else None
+        return () if batches is None else (batches,)
 
     def _sample_evidence(self) -> dict[str, Any]:
         log = self._dataloaders.sample_log

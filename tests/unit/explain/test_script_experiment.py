@@ -333,8 +333,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
     [
         ("hung", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
         ("interrupted", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
-        ("interrupted", 13, "it ended; next: --budget 300s"),
-        ("interrupted", 4, "it ended; next: --budget 1000s"),
+        ("interrupted", 13, "it ended; next: --budget 200s"),
+        ("interrupted", 4, "it ended; next: --budget 700s"),
         ("hung", 3, "it ended"),
     ],
 )
