@@ -147,14 +147,25 @@ def _likely_rows(budget: Budget) -> list[str]:
     return [row.id for row in budget.account.costs if not row.significant]
 
 
-def _uncertain_budget(design: ExperimentDesign, local_ms: float) -> Budget:
-    """The budget if others use the host, from one run of each trial of the cause."""
-    step_ms = {
-        design.baseline: 20.0,
-        design.actual(): 80.0,
-        replicas(design, design.cheapest_input): 34.0,
-        no_allreduce(design, design.cheapest_input): local_ms,
-    }
+def test_what_the_probe_observed_is_in_the_headline_if_it_was_not_measured() -> None:
+    usual = experiment_design(strategy="ddp", scaling="weak")
+    for seen, part in ((GATHERS, "samples of all ranks"), (BY_HAND, "78 all_reduce calls")):
+        design = dataclasses.replace(usual, profile=seen)
+        headline = build_view(_uncertain_budget(design, None)).headline
+        assert "not tested" in headline
+        assert part in headline
+    plain = dataclasses.replace(usual, profile=ScriptProfile(parallel="ddp"))
+    assert "not tested:" not in build_view(_uncertain_budget(plain, None)).headline
+    measured = dataclasses.replace(usual, profile=GATHERS)
+    assert "not tested:" not in build_view(_uncertain_budget(measured, 36.0)).headline
+
+
+def _uncertain_budget(design: ExperimentDesign, local_ms: float | None) -> Budget:
+    """The budget if others use the host, from one run of each trial of the cause, or without them."""
+    step_ms = {design.baseline: 20.0, design.actual(): 80.0}
+    if local_ms is not None:
+        step_ms[replicas(design, design.cheapest_input)] = 34.0
+        step_ms[no_allreduce(design, design.cheapest_input)] = local_ms
     results, busy = TrialResults(), Caveat(kind="busy_host", text="", value=1.0)
     for trial, ms in step_ms.items():
         devices, samples = trial.plan.devices or 1, design.batch_per_device
