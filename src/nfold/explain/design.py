@@ -123,10 +123,9 @@ class ExperimentDesign:
     without its steps; ``host_gaps_ms``, the usual host gap of each rank; ``gap_locations``, the code
     that each rank ran in it; and ``probe_caveats``, what is or may be wrong with the training.
     ``memory_bytes`` is the memory of one device, ``clock_rates`` the clocks of all devices while no
-    rank waits. The steps
-    of an operation are calls: it has no gradients and no loader. ``multi_process_failure`` is why
-    a script fails with a process per device although it trains as one process.
-    ``scaling_requested`` is whether the user chose the scaling.
+    rank waits. The steps of an operation are calls: it has no gradients and no loader.
+    ``multi_process_failure`` is why a script fails with a process per device although it trains as
+    one process. ``scaling_requested`` is whether the user chose the scaling.
     """
 
     plan: Plan

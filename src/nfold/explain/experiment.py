@@ -416,6 +416,7 @@ def probe_script(
             cores = {core for one in profiles for core in one.core_ids}
             shared = len(cores) if 0 < len(cores) < len(profiles) else 0
             passes = tuple(batches for one in profiles for batches in one.pass_batches)
+            passes = passes if len(passes) == len(profiles) else ()
             profile = dataclasses.replace(profile, shared_cores=shared, pass_batches=passes)
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:

@@ -105,6 +105,16 @@ def explained(seen: ScriptProfile, **costs: Any) -> Budget:
     return build_budget("train.py", one.run(asked), one.results)
 
 
+def test_passes_of_all_ranks_are_kept_if_all_were_counted() -> None:
+    def passes(*counted: tuple[int, ...]) -> tuple[int, ...]:
+        ranks = tuple(dataclasses.replace(DDP, pass_batches=batches) for batches in counted)
+        one = experiment(Scenario(**COSTS))
+        return probe_script(one, PLACE, None, HOST, lambda _: ranks).facts.pass_batches
+
+    assert passes((120,), (102,)) == (120, 102)
+    assert passes((), (102,)) == ()
+
+
 def test_a_process_group_means_ranks_and_a_batch_for_each() -> None:
     asked = looked(DDP)
     assert (asked.scaling, asked.plan.strategy, asked.plan.batch) == ("weak", "ddp", 200)
