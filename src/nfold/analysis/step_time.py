@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nfold.core.measurement import Measurement, RankSamples, Window
 from nfold.core.stats import median, weighted_median
 
-WHOLE_BATCH_FRACTION = 0.5  # of the largest batch
+WHOLE_BATCH_FRACTION = 0.5  # of the typical batch
 
 WeightedStepMs = tuple[float, int]  # milliseconds of a step, and the number of steps
 
@@ -42,10 +42,21 @@ def typical_step_ms(timed: Sequence[WeightedStepMs]) -> float:
 
 def whole_batch_step_ms(windows: Sequence[Sequence[Window]], batch: float) -> list[WeightedStepMs]:
     """Return the times of windows, each of one or more ranks, for ``batch`` samples per step."""
-    # A last batch of a few samples tells nothing about a whole one.
     batches = [_samples(same) / same[0].steps for same in windows]
-    least = WHOLE_BATCH_FRACTION * max(batches)
-    whole = [same for same, batch_ in zip(windows, batches, strict=True) if batch_ >= least]
+    typical = weighted_median(batches, [same[0].steps for same in windows])
+    if 0 < typical < WHOLE_BATCH_FRACTION * batch:
+        # A batch feeds several steps, and windows have parts of it: steps count, not samples.
+        factor = 1e3 * batch / typical
+        return [
+            (factor * max(window.seconds for window in same) / same[0].steps, same[0].steps)
+            for same in _with_short_windows(windows)
+        ]
+    # A last batch of a few samples tells nothing about a whole one.
+    whole = [
+        same
+        for same, batch_ in zip(windows, batches, strict=True)
+        if batch_ >= WHOLE_BATCH_FRACTION * typical
+    ]
     return [
         (
             1e3 * max(window.seconds for window in same) * batch / max(1, _samples(same)),

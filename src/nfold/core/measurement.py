@@ -155,11 +155,13 @@ class ParameterPart:
         name: path of the module, at most two names deep.
         checksum: of all its numbers, or before the first step of some.
         sample: a few of its numbers.
+        trained_from: steps before all of its parameters had a gradient.
     """
 
     name: str
     checksum: str
     sample: tuple[float, ...] = ()
+    trained_from: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -187,6 +187,8 @@ class ScriptProfile:
             together, if they are fewer than ranks, else 0.
         uses_join: trains under PyTorch's Join: ranks may have unequal numbers of batches.
         slices_batches: each rank gets the same batches and computes its part of them.
+        pass_batches: batches of a pass on every rank, if its DataLoader has no length and the probe
+            run could count them.
         fixed_batch_error: error of the script with batches of another size.
         libraries: modules that a probe run had imported from packages, in this order; empty if the
             script had set variables that configure libraries before it imported torch.
@@ -259,6 +261,7 @@ class ScriptProfile:
     child_processes: int = 0
     uses_join: bool = False
     slices_batches: bool = False
+    pass_batches: tuple[int, ...] = ()
     fixed_batch_error: str = ""
     libraries: tuple[str, ...] = ()
     source_locations: dict[str, tuple[SourceLocation, ...]] = field(default_factory=dict)

@@ -119,19 +119,20 @@ class ExperimentDesign:
     """One complete ``plan`` on N devices, and the trials at both ends: one device and the real run.
 
     ``profile`` is what a probe run found in a script, None for a workload. From the same run come
-    ``step_ms``, the step time without prefetched batches; ``host_gaps_ms``, the usual host gap of
-    each rank; ``gap_locations``, the code that each rank ran in it; and ``probe_caveats``, what is
-    or may be wrong with the training. ``memory_bytes`` is the
-    memory of one device, ``clock_rates`` the clocks of all devices while no rank waits. The steps
-    of an operation are calls: it has no gradients and no loader. ``multi_process_failure`` is why
-    a script fails with a process per device although it trains as one process.
-    ``scaling_requested`` is whether the user chose the scaling.
+    ``step_ms``, the step time without prefetched batches; ``start_s``, the seconds of the run
+    without its steps; ``host_gaps_ms``, the usual host gap of each rank; ``gap_locations``, the code
+    that each rank ran in it; and ``probe_caveats``, what is or may be wrong with the training.
+    ``memory_bytes`` is the memory of one device, ``clock_rates`` the clocks of all devices while no
+    rank waits. The steps of an operation are calls: it has no gradients and no loader.
+    ``multi_process_failure`` is why a script fails with a process per device although it trains as
+    one process. ``scaling_requested`` is whether the user chose the scaling.
     """
 
     plan: Plan
     scaling: Scaling = "strong"
     profile: ScriptProfile | None = field(default=None, compare=False)
     step_ms: float | None = field(default=None, compare=False)
+    start_s: float | None = field(default=None, compare=False)
     host_gaps_ms: tuple[float, ...] = field(default=(), compare=False)
     gap_locations: tuple[tuple[HostGapLocation, ...], ...] = field(default=(), compare=False)
     memory_bytes: int | None = field(default=None, compare=False)

@@ -27,6 +27,7 @@ from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain import planner
+from nfold.explain.advice.caveats import find_training_errors
 from nfold.explain.advice.pytorch import (
     gap_locations,
     may_visit_whole_data,
@@ -35,8 +36,8 @@ from nfold.explain.advice.pytorch import (
 )
 from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
 from nfold.explain.metrics import gpu_clock_rates, loading_ms_per_step
+from nfold.explain.result.budget import NOT_ENOUGH_TIME
 from nfold.explain.trials import (
-    LARGER_BUDGET_HINT,
     TrialResults,
     WorkloadRunner,
     failure_reason,
@@ -48,9 +49,11 @@ from nfold.launch.training_checks import TRAINING_KINDS, check_same_samples, dat
 
 PILOT_STEPS = 30
 PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
+LONG_STEP_PROBE_STEPS = 13  # of a probe run if steps are long
 MAX_ROUNDS = 6
+MIN_TREES = 4  # process trees of a useful explanation
 OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
-MAX_PROBE_S = 300.0  # or twice the time budget; includes all that a script does before its steps
+MIN_OVERRUN_S = 60.0  # that the trials an explanation needs may exceed a small time budget by
 MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
 ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]  # per rank; empty if deleted
 
@@ -89,6 +92,17 @@ class TimeBudget:
         """Seconds left, at least 0."""
         return max(0.0, self.budget_s - (self.now() - self.started_at))
 
+    @property
+    def probe_limit_s(self) -> float:
+        """Seconds that a probe run may take, with all that a script does before its steps."""
+        return max(MIN_OVERRUN_S, self.budget_s)
+
+    @property
+    def required_s(self) -> float:
+        """Seconds left for the trials without which there is no result; at most 0 if none."""
+        left_s = self.budget_s - (self.now() - self.started_at)
+        return left_s + max(MIN_OVERRUN_S, self.budget_s)
+
 
 @dataclass
 class Experiment:
@@ -118,6 +132,7 @@ class Experiment:
         results = self.results
         self._finds_unused_parameters = design.facts.find_unused_parameters
         required, observed = list(planner.required(design)), list(planner.observed_in_probe(design))
+        self._check_budget(design)
         # A cause that the probe run observed does not wait for the slots of all other trials.
         self._run_required(design, (design.actual(), design.baseline), observed or required)
         fixes = planner.dominant_fixes(design, results)
@@ -155,8 +170,7 @@ class Experiment:
         found = None if force else self.runner.stored(trial, 0)
         if found is None:
             self.events.started([trial], 0, self.time_budget.remaining_s)
-            limit_s = max(MAX_PROBE_S, 2 * self.time_budget.budget_s)
-            found = self.runner.measure(trial, 0, limit_s)
+            found = self.runner.measure(trial, 0, self.time_budget.probe_limit_s)
         self.events.finished([trial], 0, [found], self.time_budget.remaining_s)
         return found
 
@@ -165,6 +179,21 @@ class Experiment:
         single = Trial(plan=design.plan.edit(steps=1, epochs=None))
         interleaved = self.runner.shared_trial(single) is not None
         return planner.with_run_length(design, step_s, interleaved=interleaved)
+
+    def _check_budget(self, design: ExperimentDesign) -> None:
+        """Raise RunFailure if a script starts and steps too slowly for the time budget."""
+        required = (design.actual(), design.baseline)
+        missing = [trial for trial in required if self.runner.stored(trial, 0) is None]
+        tree_s = (design.start_s or 0.0) + planner.run_seconds(design, self._step_s)
+        needed_s = tree_s * len(missing)
+        if design.start_s is None or needed_s <= self.time_budget.required_s:
+            return
+        enough_s = planner.round_up(MIN_TREES * tree_s)
+        raise RunFailure(
+            f"{_training_error(design)}{self.runner.workload} takes {design.start_s:.0f} s to "
+            f"start and {self._step_s:.2g} s per step: its trials need {needed_s:.0f} s, "
+            f"{self.time_budget.remaining_s:.0f} s are left; next: --budget {enough_s}s"
+        )
 
     def _pilot_step_ms(self, design: ExperimentDesign) -> float:
         pilot = Trial(plan=design.plan.edit(steps=PILOT_STEPS, epochs=None))
@@ -219,7 +248,7 @@ class Experiment:
     def _run_required(
         self, design: ExperimentDesign, required: Iterable[Trial], optional: Sequence[Trial] = ()
     ) -> None:
-        """Run the trials that an explanation needs, whatever time is left.
+        """Run the trials that an explanation needs; they may exceed the time budget.
 
         ``optional`` trials that share their process trees run with them, unless steps are so long
         that the time budget does not allow it. A trial that fails is retried once, because a
@@ -232,8 +261,10 @@ class Experiment:
                     if self.results.out_of_step:
                         raise RunFailure(f"wrong training: {self.results.out_of_step}")
                     # A hang takes its whole time limit each time.
-                    if self.stop or trial in self._retried or reason.startswith("hung"):
-                        raise RunFailure(f"{trial}: {reason}; nothing can be explained")
+                    final = reason.startswith(("hung", "interrupted"))
+                    if self.stop or trial in self._retried or final:
+                        error = _training_error(design)
+                        raise RunFailure(f"{error}{trial}: {reason}; nothing can be explained")
                     self._retried.add(trial)
                 (group, *_) = self._interleaved_groups([trial, *optional])
                 missing = [one for one in group if self._needs_run(one, 0)]
@@ -242,7 +273,11 @@ class Experiment:
                         seconds = planner.interleaved_seconds(design, missing, self._step_s)
                         if seconds > self.time_budget.remaining_s:
                             missing = [trial]
-                    self._measure(missing, 0)
+                    limit_s = self.time_budget.required_s
+                    if limit_s <= 0:
+                        self.results.reasons[trial] = f"interrupted: {NOT_ENOUGH_TIME}"
+                        continue
+                    self._measure(missing, 0, limit_s)
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """Run the trials of one process tree, if time allows; return whether any is measured.
@@ -314,6 +349,13 @@ class Experiment:
         return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
 
 
+def _training_error(design: ExperimentDesign) -> str:
+    """Return what is wrong with the training by the probe run, to begin a message; or nothing."""
+    found = {caveat.kind: caveat.text for caveat in design.probe_caveats}
+    errors = find_training_errors(found, None, design.facts)
+    return f"wrong training: {errors[0]}; " if errors else ""
+
+
 def _with_data_division(profile: ScriptProfile, ranks: Sequence[RankSamples]) -> ScriptProfile:
     """Return the profile with what the samples of the ranks show about a sampler without shards.
 
@@ -373,7 +415,9 @@ def probe_script(
             profile = _with_data_division(profile, first.ranks)
             cores = {core for one in profiles for core in one.core_ids}
             shared = len(cores) if 0 < len(cores) < len(profiles) else 0
-            profile = dataclasses.replace(profile, shared_cores=shared)
+            passes = tuple(batches for one in profiles for batches in one.pass_batches)
+            passes = passes if len(passes) == len(profiles) else ()
+            profile = dataclasses.replace(profile, shared_cores=shared, pass_batches=passes)
             unknown = None if same else unknown_epochs(profile)
             if unknown is not None:
                 raise RunFailure(unknown)
@@ -428,11 +472,15 @@ def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
 
 
 def _fails_in_any_process(failed: Measurement) -> bool:
-    """Return whether another way to start the script cannot help: it has an error of its own."""
+    """Return whether another way to start the script cannot help.
+
+    It has an error of its own, or starts and steps too slowly for the time budget.
+    """
     text = failure_text(failed)
     out_of_step = failed.cause is not None and failed.cause.out_of_step
     return (
         out_of_step
+        or hit_time_limit(failed)
         or failed.status == "unsupported"
         or (failed.status == "crashed" and OWN_ERRORS.search(text) is not None)
     )
@@ -445,7 +493,10 @@ def _probe_hint(failed: Measurement) -> str:
             ": no step of a torch optimizer; next: add nfold.mark_step() after each update of the "
             "parameters, or a larger --budget if it needs so long to start"
         )
-    return LARGER_BUDGET_HINT if hit_time_limit(failed) else ""
+    if not hit_time_limit(failed) or failed.cause is None:
+        return ""
+    missing = max(1.0, LONG_STEP_PROBE_STEPS / (failed.cause.step or 1))
+    return f"; next: --budget {planner.round_up(MIN_TREES * missing * failed.wall_seconds)}s"
 
 
 def _design_from_probe(
@@ -479,6 +530,7 @@ def _design_from_probe(
         scaling=scaling,
         profile=profile,
         step_ms=_probe_step_ms(found, complete, profile, queued) if natural else None,
+        start_s=_start_seconds(found),
         host_gaps_ms=tuple(map(median, gaps)) if all(gaps) else (),
         gap_locations=gap_locations(found),
         probe_caveats=tuple(one for one in found.warnings if one.kind in TRAINING_KINDS),
@@ -486,6 +538,13 @@ def _design_from_probe(
             machine.gpus[0].memory_bytes if plan.device == "cuda" and machine.gpus else None
         ),
     )
+
+
+def _start_seconds(probe: Measurement) -> float:
+    """Return the time of a probe run without its steps: mostly before the first."""
+    typical_s = max((median(rank.step_ms) for rank in probe.ranks if rank.step_ms), default=0) / 1e3
+    steps = max((rank.warmup_steps + len(rank.step_ms) for rank in probe.ranks), default=0)
+    return max(0.0, probe.wall_seconds - steps * typical_s)
 
 
 def _natural_scaling(profile: ScriptProfile) -> Scaling:

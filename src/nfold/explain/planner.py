@@ -24,13 +24,12 @@ from nfold.explain.design import (
     over_whole_epochs,
 )
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.result.budget import Finding
+from nfold.explain.result.budget import SUSPECTED_LOSS_FRACTION, Finding
 from nfold.explain.trials import TrialResults
 
 # Fractions of a step.
 MIN_INTERVAL_FRACTION = 0.01  # nothing is repeated once every interval is narrower
 SLOWER_FIX_FRACTION = 0.2  # a fix that is slower than another by more is not measured again
-SUSPECTED_LOSS_FRACTION = 0.1  # a larger loss has its fixes measured, however wide its interval
 PLANNING_RESAMPLES = 100
 
 # Fraction of the time budget.
@@ -295,6 +294,11 @@ def _warmup_steps(design: ExperimentDesign, affordable: int) -> int:
         queued = max(0, planned - WARMUP_STEPS)
         least = min(least, max(fewest, affordable) + queued)
     return min(planned, max(least, affordable))
+
+
+def run_seconds(design: ExperimentDesign, step_s: float) -> float:
+    """Estimate the seconds of all steps of a trial; ``step_s`` is the actual step."""
+    return step_s * ((design.plan.warmup_steps or 0) + (design.plan.steps or 0))
 
 
 def interleaved_seconds(design: ExperimentDesign, trials: Sequence[Trial], step_s: float) -> float:

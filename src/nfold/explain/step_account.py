@@ -18,6 +18,7 @@ from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import (
     MIN_STEP_FRACTION,
     ROW_LABELS,
+    SUSPECTED_LOSS_FRACTION,
     WAITING,
     WORKING,
     AccountRow,
@@ -111,7 +112,11 @@ class StepAccountBuilder:
         certain = {row for row in rows if self._is_significant(rows[row])}
         least = MIN_STEP_FRACTION * self.fit.value(self.step_ms)
         # Without any certain cost, show those that are likely: a hint is better than none.
-        likely = {row for row in rows if not certain and (rows[row].ms.low or 0.0) > least}
+        likely = {
+            row
+            for row in rows
+            if not certain and ((rows[row].ms.low or 0.0) > least or self._has_repair(rows[row]))
+        }
         shown = {
             row: _sum_of(parts) for row, parts in self._rows.items() if row in certain | likely
         }
@@ -164,6 +169,12 @@ class StepAccountBuilder:
         large = row.ms.value > MIN_STEP_FRACTION * self.fit.value(self.step_ms)
         total = _sum_of(self._rows[row.id])
         return large and (named or self.fit.is_significant(row.ms, total, self.step_ms))
+
+    def _has_repair(self, row: AccountRow) -> bool:
+        """Return whether the probe run observed what costs this much, and how to repair it."""
+        step_ms = self.fit.value(self.step_ms)
+        large = row.ms.value > SUSPECTED_LOSS_FRACTION * step_ms
+        return large and any(CAUSES_BY_ID[one].has_repair(self.design) for one in row.causes)
 
     def _row(self, row: str, parts: Sequence[Part]) -> AccountRow:
         causes = [part.cause for part in parts if part.name == part.cause]

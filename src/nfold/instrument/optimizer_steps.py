@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -81,8 +81,7 @@ class OptimizerStepHooks:
     A step that GradScaler skips counts, so that ranks stay in step; ``skipped_steps`` counts them.
     Optimizers that step within a backward are reported after it: its thread is no place to end a
     process. ``on_missing_step`` is called with the line of a backward if a script without a PyTorch
-    optimizer marks no step either, ``before_first_step``, if given, with every optimizer before its first
-    step.
+    optimizer marks no step either, ``before_step``, if given, with the optimizer before every step.
     """
 
     def __init__(
@@ -93,12 +92,11 @@ class OptimizerStepHooks:
         on_missing_step: Callable[[str | None], None],
         exchange_wait: ExchangeWait,
         on_loss: Callable[[Any], None],
-        before_first_step: Callable[[Any], None] | None = None,
+        before_step: Callable[[Any], None] | None = None,
     ) -> None:
         self._post_backward = post_backward
         self._on_loss = on_loss
-        self._before_first_step = before_first_step
-        self._stepped: WeakSet[Any] = WeakSet()
+        self._report_before_step = before_step
         self._exchange_wait = exchange_wait
         self.on_compute = on_compute
         self._on_step = on_step
@@ -127,10 +125,10 @@ class OptimizerStepHooks:
             register_optimizer_step_pre_hook(lambda *_: self._before_step()),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer)),
         )
-
-        if self._before_first_step is not None:
-            first = register_optimizer_step_pre_hook(lambda opt, *_: self._report_first(opt))
-            self._hooks = (*self._hooks, first)
+        report = self._report_before_step
+        if report is not None:
+            before = register_optimizer_step_pre_hook(lambda optimizer, *_: report(optimizer))
+            self._hooks = (*self._hooks, before)
 
     def uninstall(self) -> None:
         for hook in self._hooks:
@@ -138,11 +136,6 @@ class OptimizerStepHooks:
 
     def _before_step(self) -> None:
         self._step_depth += 1
-
-    def _report_first(self, optimizer: Any) -> None:
-        if self._before_first_step is not None and optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            self._before_first_step(optimizer)
 
     def _after_step(self, optimizer: Any) -> None:
         self._step_depth = max(0, self._step_depth - 1)

@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
 from nfold.core.errors import NfoldError, Unsupported
-from nfold.core.measurement import FetchStats, ParameterPart, ParameterState, RankSamples
+from nfold.core.measurement import FetchStats, ParameterState, RankSamples
 from nfold.core.plan import MIN_TIMED_STEPS
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import current_user_line
@@ -35,7 +35,7 @@ from nfold.instrument.hooks.distributed_hooks import holders, install_spawn_hook
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
-from nfold.instrument.input.epoch_passes import length_or_none
+from nfold.instrument.input.epoch_passes import count_pass, length_or_none
 from nfold.instrument.input.fetch_times import NO_FETCHES, fetch_difference
 from nfold.instrument.loss_log import LossLog
 from nfold.instrument.optimizer_steps import (
@@ -47,6 +47,7 @@ from nfold.instrument.profilers import StackSampler
 from nfold.instrument.rank_environment import AffinityHook, oversubscription_note
 from nfold.instrument.run_length import ProbeRun, ScriptInterleaver, planned_length
 from nfold.instrument.script_profiler import ScriptProfiler
+from nfold.instrument.trained_model import InitialParameters
 
 
 class InstrumentedRun:
@@ -117,7 +118,7 @@ class InstrumentedRun:
         )
         self._probe = ProbeRun(task, self._epoch_boundaries.on_other_batch)
         self._fetch_total = NO_FETCHES
-        self._initial_parts: dict[str, ParameterPart] = {}
+        self._initial_parameters = InitialParameters(self._profiler.trained_model)
         self._warm_up_weights: dict[str, Any] = {}
         self.devices = Devices((torch.device("cpu"),))
         self.is_leaving = False
@@ -138,7 +139,10 @@ class InstrumentedRun:
         )
 
     def _build_step_hooks(self) -> OptimizerStepHooks:
-        profiles_ranks = self._task.variant.profiler_steps and self._task.world_size > 1
+        def record_initial(optimizer: Any) -> None:
+            if self._task.variant.profiler_steps and self._task.world_size > 1:
+                self._initial_parameters.record(optimizer, self.steps)
+
         return OptimizerStepHooks(
             self._post_backward,
             self._host_gaps.on_compute,
@@ -146,7 +150,7 @@ class InstrumentedRun:
             self._on_missing_step,
             self._exchange_wait,
             lambda loss: self._loss_log.add(self.steps, loss),
-            self._record_initial_parameters if profiles_ranks else None,
+            record_initial,
         )
 
     @property
@@ -310,7 +314,10 @@ class InstrumentedRun:
         weights = self._warm_up_weights
         if not self._task.interleaved_variants:
             weights = self._weight_evidence(profile)
-        self._observer.save_profile(dataclasses.replace(profile, trace=self._probe.take_summary()))
+        profile = dataclasses.replace(
+            profile, trace=self._probe.take_summary(), pass_batches=self._pass_batches()
+        )
+        self._observer.save_profile(profile)
         samples = self._recorder.samples(
             host_gaps_ms=self._host_gaps.ms,
             host_gap_locations=self._stack_sampler.sampled_lines,
@@ -332,6 +339,11 @@ class InstrumentedRun:
         return dataclasses.replace(
             samples, rank=self._task.rank, sample_hashes=hashes, losses=self._loss_log.means()
         )
+
+    def _pass_batches(self) -> tuple[int, ...]:
+        probes_ranks = self._task.variant.profiler_steps and self._task.world_size > 1
+        batches = count_pass(self._dataloaders.training.loader) if probes_ranks else None
+        return () if batches is None else (batches,)
 
     def _sample_evidence(self) -> dict[str, Any]:
         log = self._dataloaders.sample_log
@@ -363,16 +375,11 @@ class InstrumentedRun:
             return {}
         sample = sample_parameters(parameters) if profile.exchanges_all_gradients else ()
         found = {"parameter_checksum": parameter_checksum(parameters), "parameter_sample": sample}
-        if self._initial_parts:
-            parts = self._profiler.trained_model.parts(parameters, every_number=True)
-            begin = ParameterState(step=0, parts=tuple(self._initial_parts.values()))
-            found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=parts))
+        if self._initial_parameters.parts:
+            begin = ParameterState(step=0, parts=self._initial_parameters.parts)
+            end = self._initial_parameters.trained_parts(parameters)
+            found["parameter_states"] = (begin, ParameterState(step=self.steps, parts=end))
         return found
-
-    def _record_initial_parameters(self, optimizer: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for part in self._profiler.trained_model.parts(parameters, every_number=False):
-            self._initial_parts.setdefault(part.name, part)
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
         if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:

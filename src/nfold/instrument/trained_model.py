@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,12 +62,40 @@ class TrainedModel:
         kind = self.parallelism()
         return replicated_parameters(kind, self._wrappers, self.parameters, self._events)
 
-    def parts(
-        self, parameters: Sequence[Tensor], *, every_number: bool
-    ) -> tuple[ParameterPart, ...]:
-        """Return the parameters by parts of the model, with checksums of all or of some numbers."""
-        models = self._wrappers.ddp or self._forwards.outermost
-        return parameter_parts(models, parameters, every_number=every_number)
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The modules that contain the parameters: the wrapped ones, else those that are called."""
+        return self._wrappers.ddp or self._forwards.outermost
+
+
+class InitialParameters:
+    """Parameters before their first step, and the step from which each has a gradient."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        self._model = model
+        self._parts: dict[str, ParameterPart] = {}
+        self._known: set[int] = set()
+        self._trained_from: dict[int, int] = {}
+
+    @property
+    def parts(self) -> tuple[ParameterPart, ...]:
+        return tuple(self._parts.values())
+
+    def record(self, optimizer: Any, step: int) -> None:
+        """Record the parameters of an optimizer before its step, after ``step`` training steps."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not self._known.issuperset(map(id, parameters)):
+            self._known.update(map(id, parameters))
+            for part in parameter_parts(self._model.modules, parameters, every_number=False):
+                self._parts.setdefault(part.name, part)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._trained_from.setdefault(id(parameter), step)
+
+    def trained_parts(self, parameters: Sequence[Tensor]) -> tuple[ParameterPart, ...]:
+        """Return the parameters by parts of the model, with checksums of all their numbers."""
+        modules, begins = self._model.modules, self._trained_from
+        return parameter_parts(modules, parameters, every_number=True, trained_from=begins)
 
 
 SHARDED_TYPES = ("DTensor", "FlatParameter")
@@ -117,11 +147,16 @@ PART_SAMPLES = 4  # numbers of a part
 
 
 def parameter_parts(
-    models: Sequence[nn.Module], parameters: Sequence[Tensor], *, every_number: bool
+    models: Sequence[nn.Module],
+    parameters: Sequence[Tensor],
+    *,
+    every_number: bool,
+    trained_from: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[ParameterPart, ...]:
     """Group parameters by the first names of their paths in a model.
 
-    The checksum of a part covers every number, or only some.
+    The checksum of a part covers every number, or only some. ``trained_from`` are steps by the ids of
+    parameters.
     """
     names = {
         id(parameter): path.removeprefix("module.").split(".")[:-1]
@@ -137,6 +172,7 @@ def parameter_parts(
             name=name,
             checksum=parameter_checksum(own if every_number else [*map(_some_numbers, own)]),
             sample=sample_parameters(own)[:PART_SAMPLES],
+            trained_from=max(trained_from.get(id(parameter), 0) for parameter in own),
         )
         for name, own in groups.items()
     )

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from nfold.core.fingerprint import imports_are_equal
 from nfold.core.parent_death import die_with_parent

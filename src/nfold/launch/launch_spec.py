@@ -259,11 +259,11 @@ StartCallback = Callable[[Path], None]
 class RunOptions:
     """Options of a run that do not change what is measured; times are in seconds.
 
-    A run is interrupted after ``time_limit_s``. ``on_start`` receives the folder of the run before
-    its ranks start. Training is saved to ``checkpoint_folder`` every ``checkpoint_every`` epochs,
-    and resumed from it. ``replay_hints`` and ``libraries``, the modules that it imports from packages,
-    come from the probe run of a script. ``edited_sources`` are its files and edited copies that are
-    run in their place.
+    A run is interrupted after ``time_limit_s``, or up to ``hang_timeout_s`` later if all ranks stand
+    still then. ``on_start`` receives the folder of the run before its ranks start. Training is saved
+    to ``checkpoint_folder`` every ``checkpoint_every`` epochs, and resumed from it. ``replay_hints``
+    and ``libraries``, the modules that it imports from packages, come from the probe run of a script.
+    ``edited_sources`` are its files and edited copies that are run in their place.
     """
 
     results: Path

@@ -37,14 +37,20 @@ ERROR_LINE = re.compile(r"\s*([\w.]*(Error|Exception)|ERROR|Fatal)\b")
 
 @contextmanager
 def stacks_on_signal(file: Path) -> Iterator[None]:
-    """Write the Python stacks of all threads to ``file`` on ``STACK_SIGNAL``, and if one aborts."""
+    """Write the Python stacks of all threads to ``file`` on ``STACK_SIGNAL``, and if one aborts.
+
+    Also on SIGTERM, which ends the process: the agent ends ranks before they notice that another
+    has aborted.
+    """
     with file.open("w") as stacks:
         faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=True)
+        faulthandler.register(signal.SIGTERM, file=stacks, all_threads=True, chain=True)
         faulthandler.enable(file=stacks, all_threads=True)
         try:
             yield
         finally:
             faulthandler.unregister(STACK_SIGNAL)
+            faulthandler.unregister(signal.SIGTERM)
             faulthandler.disable()
 
 

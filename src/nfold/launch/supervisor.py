@@ -25,6 +25,7 @@ from nfold.telemetry import evaluation, sampler, telemetry_csv
 POLL_S = 0.1
 FAILURE_GRACE_S = 2.0  # for the other ranks after one has reported its failure
 STACKS_TIMEOUT_S = 2.0
+STALLED_S = 10.0  # without a step, if time limits may end a hang
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,11 @@ class TreeExit:
 
     ``exit_code`` is the root's, negative for a signal, None if nfold ended it. ``hung`` is the rank
     that stopped first and its step; ``is_hung_rank_stopped``: by a signal; ``hung_calls`` has the
-    ranks and the calls that they were in, from their stacks. ``timed_out`` has the
-    time limit in seconds and the step of the slowest rank, ``seconds_since_step`` the time since
-    that step. ``leftover_pids`` are processes that outlived SIGKILL, ``detached`` ids and commands
-    of processes that the script started outside of the tree.
+    ranks and the calls that they were in, from their stacks, also if a time limit ended the tree
+    before its first step. ``timed_out`` has the time limit in seconds and the step of the slowest
+    rank, ``seconds_since_step`` the time since that step. ``leftover_pids`` are processes that
+    outlived SIGKILL, ``detached`` ids and commands of processes that the script started outside of
+    the tree.
     """
 
     exit_code: int | None = None
@@ -109,8 +111,9 @@ class Supervisor:
                 self._await_own_end(tree)
                 return TreeExit(stop_signal=self._options.stop.signum)
             beats = self._read_beats(tree)
-            if limit_s is not None and time.monotonic() - began > limit_s:
-                return TreeExit(timed_out=(limit_s, self._step))
+            if limit_s is not None and time.monotonic() - began > self._extended(limit_s, beats):
+                calls = () if self._step else self._ask_for_stacks(tree)
+                return TreeExit(timed_out=(limit_s, self._step), hung_calls=calls)
             hung = self._hung(tree, beats)
             if hung is not None:
                 stopped = tree.is_stopped(beats[hung[0]].pid)
@@ -122,6 +125,15 @@ class Supervisor:
                 return TreeExit()
             self._report(beats)
             time.sleep(POLL_S)
+
+    def _extended(self, limit_s: float, beats: dict[int, HeartbeatRecord]) -> float:
+        """Return a longer time limit while all ranks are silent: whether they hang shows later."""
+        running = [beat for beat in beats.values() if beat.phase != Phase.FINISHED]
+        stalled = bool(running) and all(
+            beat.phase in (Phase.STEPPING, Phase.EVALUATING) and self._silence_s(beat) > STALLED_S
+            for beat in running
+        )
+        return limit_s + self._options.hang_timeout_s * stalled
 
     def _failed(self) -> bool:
         return not self._launch.restarts and bool(self._folder.reports.read_failures())

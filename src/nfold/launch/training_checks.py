@@ -212,10 +212,11 @@ def _describe_parts(ranks: Sequence[RankSamples]) -> str | None:
     equal = _shortest_names(changed - after, after)
     if before or not equal or not after:
         return None
-    step = ends[0].step
+    begin = min(part.trained_from for part in ends[0].parts if part.name in after)
+    when = f"from step {begin} on" if begin else f"after step {ends[0].step}"
     return (
         f"gradients of {join_words(_shortest_names(after, changed - after))} {PART_NOT_EXCHANGED} its "
-        f"parameters differ between ranks after step {step}, those of {join_words(equal)} do not"
+        f"parameters differ between ranks {when}, those of {join_words(equal)} do not"
     )
 
 

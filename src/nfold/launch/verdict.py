@@ -52,7 +52,9 @@ def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Out
     status, cause = determine_status(ending, failures, exits, len(ranks), processes)
     if cause is not None and not ending.is_hung_rank_stopped:
         places = rank_places(folder, ranks, failures)
-        if are_out_of_step(status, cause, places, failures):
+        if has_collective_mismatch(folder, cause) or are_out_of_step(
+            status, cause, places, failures
+        ):
             text = (
                 f"ranks are out of step: {'; '.join(place.text for place in places)}; {SAME_STEPS}"
             )
@@ -131,6 +133,22 @@ def rank_places(
     return found
 
 
+# Of gloo and NCCL before they abort a process: ranks are in different collectives, or in none.
+COLLECTIVE_MISMATCH = re.compile(
+    rb"op\.preamble\.length <= op\.nbytes|Watchdog caught collective operation timeout"
+)
+LOG_TAIL_BYTES = 65_536
+
+
+def has_collective_mismatch(folder: HandoffFolder, cause: FailureCause) -> bool:
+    """Return whether a rank aborted because the others were not in the same collective."""
+    if cause.signal != signal.SIGABRT or cause.rank is None:
+        return False
+    log = folder.rank_log(cause.rank)
+    tail = log.read_bytes()[-LOG_TAIL_BYTES:] if log.exists() else b""
+    return COLLECTIVE_MISMATCH.search(tail) is not None
+
+
 def are_out_of_step(
     status: Status,
     cause: FailureCause,
@@ -139,13 +157,13 @@ def are_out_of_step(
 ) -> bool:
     """Return whether ranks wait for each other in different places.
 
-    That shows as a hang of ranks that all wait for others, as an abort of gloo, or as a rank that ends
-    while others need it. A rank that hangs in code of its own is not out of step.
+    That shows as a hang of ranks that all wait for others, as an abort of one of them, or as a rank
+    that ends while others need it. A rank that hangs in code of its own is not out of step.
     """
     if len({(place.location, place.has_left) for place in places}) < 2:
         return False
     if status == "killed":
-        return cause.signal == signal.SIGABRT
+        return cause.signal == signal.SIGABRT and all(place.needs_others for place in places)
     left = [place for place in places if place.has_left]
     alone = all(failure.collateral or failure.has_left for failure in failures)
     if status == "hung":
@@ -183,6 +201,7 @@ def determine_status(
     if ending.timed_out is not None:
         seconds, step = ending.timed_out
         text = f"stopped at its {seconds:.0f} s limit after step {step}"
+        text += "".join(f"; rank {rank} is in {call}" for rank, call in ending.hung_calls)
         return "interrupted", FailureCause(
             text=text, step=step, stalled_s=ending.seconds_since_step
         )

@@ -38,3 +38,16 @@ def test_a_short_window_belongs_to_the_window_before_it() -> None:
 
 def test_nothing_timed_has_no_time() -> None:
     assert step_time(timed()) is None
+
+
+def test_windows_count_by_their_steps_if_a_batch_feeds_several() -> None:
+    """Three steps for a batch of 10; some windows end within them."""
+    parts = [(15, 50), (8, 20), (1, 10), (15, 50), (1, 0), (14, 50)]
+    first, windows = 0, []
+    for steps, samples in parts:
+        made = {"seconds": steps / 100, "steps": steps, "samples": samples, "first_step": first}
+        windows.append(Window(start_s=0.0, **made))  # type: ignore[arg-type]
+        first += steps + 50  # another slot lies between
+    one = dataclasses.replace(rank(0), windows=tuple(windows))
+    found = window_step_times(timed(batch=10, ranks=(one,)))
+    assert [ms for ms, _ in found] == pytest.approx([30.0] * len(parts))

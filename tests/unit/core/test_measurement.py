@@ -91,7 +91,10 @@ RANK = RankSamples(
     parameter_checksum="abcd",
     parameter_sample=(0.5, -1e-9),
     parameter_states=(
-        ParameterState(step=50, parts=(ParameterPart(name="head", checksum="ab", sample=(0.5,)),)),
+        ParameterState(
+            step=50,
+            parts=(ParameterPart(name="head", checksum="ab", sample=(0.5,), trained_from=12),),
+        ),
     ),
     batch_hashes=("0f", "1e"),
     indexed_samples=((3, 77),),

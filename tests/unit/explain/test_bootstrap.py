@@ -364,3 +364,15 @@ def test_a_loader_s_waiting_is_the_same_part_of_its_time_in_every_resample() -> 
 
     assert _width(BootstrapFit(STARVED, []), part) == pytest.approx(0, abs=1e-9)
     assert _width(BootstrapFit(STARVED, []), lambda view: view.loading_and_waiting(FULL)[0]) > 1
+
+
+def test_a_host_gap_is_the_same_part_of_its_step_in_every_resample() -> None:
+    def gap(view: MetricView) -> Samples:
+        found = view.metric(FULL, "host_gap")
+        assert found is not None
+        return found
+
+    steps = {(FULL, "step"): {0: 230.0}, (FULL, "host_gap"): {0: 206.0}}
+    noisy = BootstrapFit(steps, [(FULL, 0.5)])
+    assert _width(noisy, lambda view: gap(view) / view.step(FULL)) == pytest.approx(0.0, abs=1e-9)
+    assert _width(noisy, gap) > 50

@@ -161,6 +161,18 @@ def test_a_loader_without_a_length_may_be_why_ranks_are_out_of_step() -> None:
         assert found_by == ("apart",)
 
 
+def test_counted_passes_of_ranks_that_are_out_of_step() -> None:
+    shards = DataLoaderProfile(created_at="train.py:9")
+
+    def found(*batches: int) -> tuple[str, ...]:
+        seen = ScriptProfile(loader=shards, pass_batches=batches)
+        return find_training_errors({OUT_OF_STEP: "apart"}, None, seen)
+
+    named = "120 batches on rank 0 and 102 batches on rank 1"
+    assert found(120, 102) == (f"apart; a pass over the DataLoader of train.py:9 has {named}",)
+    assert found(102, 102) == ("apart",)
+
+
 def test_training_errors_name_the_line_and_the_next_step() -> None:
     loader = DataLoaderProfile(num_workers=2, created_at="train.py:9")
     seen = ScriptProfile(parallel="ddp", loader=loader)

@@ -7,16 +7,20 @@ import dataclasses
 import pytest
 
 from explaining import experiment_design
+from nfold.core.measurement import Caveat, Window
 from nfold.core.script_profile import CollectiveUse, RowGradient, ScriptProfile, SourceLocation
 from nfold.explain.advice.caveats import collect_caveats
 from nfold.explain.advice.exchange_repairs import describe_exchange, repair_exchange
+from nfold.explain.attribution import build_budget
 from nfold.explain.causes.collectives import LINK, SYNCHRONIZATION, WRAPPER
 from nfold.explain.causes.growing_work import GROWING_WORK
-from nfold.explain.design import no_allreduce, replicas
+from nfold.explain.design import ExperimentDesign, no_allreduce, replicas
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.planner import observed_in_probe
-from nfold.explain.result.view import TO_CHECK
+from nfold.explain.result.budget import Budget
+from nfold.explain.result.view import TO_CHECK, build_view
 from nfold.explain.trials import TrialResults
+from timed import rank, timed
 
 LINE = SourceLocation(line="train.py:20", per_step=78.0)
 BY_HAND = ScriptProfile(
@@ -127,3 +131,48 @@ def test_what_can_be_repaired_is_to_be_checked_where_its_cost_is_below_the_noise
         one for one in collect_caveats(design, results, results.fit(20)) if one.kind in TO_CHECK
     ]
     assert [one.text.partition(" ")[0] for one in found] == lines
+
+
+def test_an_observed_cause_of_a_large_uncertain_cost_is_likely() -> None:
+    usual = dataclasses.replace(experiment_design(strategy="ddp", scaling="weak"), profile=GATHERS)
+    assert _likely_rows(_uncertain_budget(usual, 60.0)) == ["growing-work"]
+    assert build_view(_uncertain_budget(usual, 60.0)).change is not None
+    assert not _likely_rows(_uncertain_budget(usual, 36.0))
+    ddp = dataclasses.replace(usual, profile=ScriptProfile(parallel="ddp"))
+    assert not _likely_rows(_uncertain_budget(ddp, 60.0))
+
+
+def _likely_rows(budget: Budget) -> list[str]:
+    assert budget.account is not None
+    return [row.id for row in budget.account.costs if not row.significant]
+
+
+def test_what_the_probe_observed_is_in_the_headline_if_it_was_not_measured() -> None:
+    usual = experiment_design(strategy="ddp", scaling="weak")
+    for seen, part in ((GATHERS, "samples of all ranks"), (BY_HAND, "78 all_reduce calls")):
+        design = dataclasses.replace(usual, profile=seen)
+        headline = build_view(_uncertain_budget(design, None)).headline
+        assert "not tested" in headline
+        assert part in headline
+    plain = dataclasses.replace(usual, profile=ScriptProfile(parallel="ddp"))
+    assert "not tested:" not in build_view(_uncertain_budget(plain, None)).headline
+    measured = dataclasses.replace(usual, profile=GATHERS)
+    assert "not tested:" not in build_view(_uncertain_budget(measured, 36.0)).headline
+
+
+def _uncertain_budget(design: ExperimentDesign, local_ms: float | None) -> Budget:
+    """The budget if others use the host, from one run of each trial of the cause, or without them."""
+    step_ms = {design.baseline: 20.0, design.actual(): 80.0}
+    if local_ms is not None:
+        step_ms[replicas(design, design.cheapest_input)] = 34.0
+        step_ms[no_allreduce(design, design.cheapest_input)] = local_ms
+    results, busy = TrialResults(), Caveat(kind="busy_host", text="", value=1.0)
+    for trial, ms in step_ms.items():
+        devices, samples = trial.plan.devices or 1, design.batch_per_device
+        one = Window(start_s=0.0, seconds=ms / 100, steps=10, samples=10 * samples)
+        ranks = [rank(k, step_ms=(ms,) * 120) for k in range(devices)]
+        ranks = [dataclasses.replace(each, windows=(one,) * 12) for each in ranks]
+        run = timed(devices=devices, cores=2, warnings=(busy,), ranks=tuple(ranks))
+        run = dataclasses.replace(run, plan=trial.plan, variant=trial.variant, id=str(trial))
+        results.add(trial, 0, run)
+    return build_budget("train.py", design, results)

@@ -156,8 +156,8 @@ def test_what_was_measured_before_is_not_run_again() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool) -> None:
-    limits: list[float | None] = []
+def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shared: bool) -> None:
+    limits: list[float] = []
     usual = runner(SCRIPT)
 
     def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
@@ -170,10 +170,10 @@ def test_only_a_run_without_which_nothing_can_be_said_has_no_limit(shared: bool)
         Sharing.of(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
     )
     experiment.run(experiment_design())
-    assert limits[:3] == [None] * 3
-    other = list(itertools.dropwhile(lambda limit: limit is None, limits))
+    assert all(1900 < limit <= 2000 for limit in limits[:3])
+    other = list(itertools.dropwhile(lambda limit: limit > 1900, limits))
     assert other
-    assert all(limit is not None and 0 < limit <= 1010 for limit in other)
+    assert all(0 < limit <= 1010 for limit in other)
 
 
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:

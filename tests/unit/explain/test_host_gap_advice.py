@@ -29,7 +29,10 @@ from nfold.explain.advice.pytorch import (
     split_location,
     with_gap_locations,
 )
-from nfold.explain.design import ExperimentDesign
+from nfold.explain.causes.launch_bound import idle_trial, shared_host_gap_ms
+from nfold.explain.design import ExperimentDesign, no_allreduce
+from nfold.explain.estimate.bootstrap import BootstrapFit, MetricView
+from nfold.explain.estimate.samples import Samples
 
 PLAN = Plan(device="cpu", devices=2, batch=64)
 SEEN = ScriptProfile(
@@ -205,3 +208,33 @@ def test_a_stream_has_no_sampler_that_could_be_another() -> None:
         )
         told = shorten_epoch_boundary(dataclasses.replace(SEEN, loader=fed), waits=True)
         assert told.startswith(f"a.py:7: {change} (every epoch waits")
+
+
+@pytest.mark.parametrize("own_ms", [190.0, 220.0])
+def test_a_shared_gap_is_certain_as_a_part_of_the_step_however_noisy_the_host(
+    own_ms: float,
+) -> None:
+    """The smaller of both gaps is of one device, or of the ranks: then it shares their tree."""
+    design = experiment_design()
+    design = dataclasses.replace(design, plan=PLAN.edit(strategy="ddp", input="loader"))
+    actual, alone = design.actual(), idle_trial(design)
+    ranks = no_allreduce(design, design.cheapest_input)
+    table = {
+        (actual, "step"): {0: 300.0},
+        (ranks, "step"): {0: 280.0},
+        (ranks, "host_gap"): {0: 206.0},
+        (alone, "step"): {0: 250.0},
+        (alone, "host_gap"): {0: own_ms},
+    }
+    noise = [(trial, 0.5) for trial in (actual, alone)]
+    trees = {(actual, 0): "tree", (ranks, 0): "tree"}
+    fit = BootstrapFit(table, noise, process_trees=trees)
+
+    def gap(view: MetricView) -> Samples:
+        return shared_host_gap_ms(design, view)
+
+    def step(view: MetricView) -> Samples:
+        return view.step(alone if own_ms < 206.0 else actual)
+
+    assert fit.value(gap) == pytest.approx(min(own_ms, 206.0))
+    assert fit.is_significant(fit.interval(gap), gap, step)

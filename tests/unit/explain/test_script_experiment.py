@@ -10,7 +10,7 @@ import pytest
 
 from explaining import HOST, SECONDS, Memory, failed, script_runner, target
 from nfold.core.errors import RunFailure, UsageError
-from nfold.core.measurement import EpochGap, FailureCause, FetchStats, Measurement
+from nfold.core.measurement import Caveat, EpochGap, FailureCause, FetchStats, Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import (
     NO_OPTIMIZER,
@@ -40,6 +40,7 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, p
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Budget
 from nfold.explain.result.view import build_view
 from nfold.explain.trials import TrialResults
+from nfold.launch.training_checks import SAME_ORDER
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 LOADER = DataLoaderProfile(
@@ -102,6 +103,16 @@ def explained(seen: ScriptProfile, **costs: Any) -> Budget:
     one = experiment(Scenario(**{**COSTS, **costs}))
     asked = probe_script(one, PLACE, None, HOST, lambda _: (seen,))
     return build_budget("train.py", one.run(asked), one.results)
+
+
+def test_passes_of_all_ranks_are_kept_if_all_were_counted() -> None:
+    def passes(*counted: tuple[int, ...]) -> tuple[int, ...]:
+        ranks = tuple(dataclasses.replace(DDP, pass_batches=batches) for batches in counted)
+        one = experiment(Scenario(**COSTS))
+        return probe_script(one, PLACE, None, HOST, lambda _: ranks).facts.pass_batches
+
+    assert passes((120,), (102,)) == (120, 102)
+    assert passes((), (102,)) == ()
 
 
 def test_a_process_group_means_ranks_and_a_batch_for_each() -> None:
@@ -332,7 +343,8 @@ def _broken(_workload: Any, asked: Plan, ablation: Any = None) -> Measurement:
     [
         ("hung", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
         ("interrupted", 0, "no step of a torch optimizer; next: add nfold.mark_step"),
-        ("interrupted", 3, "it ended; next: a larger --budget"),
+        ("interrupted", 13, "it ended; next: --budget 200s"),
+        ("interrupted", 4, "it ended; next: --budget 700s"),
         ("hung", 3, "it ended"),
     ],
 )
@@ -344,13 +356,45 @@ def test_a_script_that_takes_no_step_is_told_so(status: Any, step: int, said: st
         given.append(more["options"].time_limit_s)
         ended = failed(Trial(plan=asked, variant=ablation), "")
         return dataclasses.replace(
-            ended, status=status, cause=FailureCause(text="it ended", step=step)
+            ended,
+            status=status,
+            cause=FailureCause(text="it ended", step=step),
+            wall_seconds=50.0,
         )
 
     one = Experiment(target(Scenario(**COSTS), run=run), TimeBudget(SECONDS), ExperimentEvents())
     with pytest.raises(RunFailure, match=said):
         probe_script(one, PLACE, None, HOST, lambda _: ())
-    assert given == [max(300.0, 2 * SECONDS)] * 2
+    assert given == [SECONDS] * (2 if status == "hung" else 1)
+
+
+@pytest.mark.parametrize(("budget_s", "fits"), [(20.0, False), (100.0, True)])
+def test_a_budget_that_a_slow_start_exceeds_is_refused_after_the_probe_run(
+    budget_s: float, fits: bool
+) -> None:
+    """The probe run of 40 s leaves time for two more process trees, or does not."""
+    usual, now = script_runner(Scenario(**COSTS)), [0.0]
+    limits: list[float] = []
+
+    def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
+        now[0] += 40.0
+        limits.append(more["options"].time_limit_s)
+        done: Measurement = usual(workload, asked, ablation, **more)
+        twice = Caveat(kind=SAME_ORDER, text="every epoch has the same order")
+        return dataclasses.replace(done, wall_seconds=40.0, warnings=(twice,))
+
+    budget = TimeBudget(budget_s, now=lambda: now[0])
+    one = Experiment(target(Scenario(**COSTS), Memory(), run), budget, ExperimentEvents())
+    design = probe_script(one, PLACE, None, HOST, lambda _: (DDP,))
+    if fits:
+        one.run(design)
+        assert now[0] <= budget_s + max(60.0, budget_s)
+        assert limits[:2] == [budget_s, 2 * budget_s - 40.0]
+        return
+    message = r"wrong training: .* same order.*takes 40 s to start.*next: --budget \d+s"
+    with pytest.raises(RunFailure, match=message):
+        one.run(design)
+    assert limits == [60.0]
 
 
 def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:

@@ -109,6 +109,29 @@ def test_a_process_that_reports_is_signalled_if_it_is_of_the_run(
         reporting.kill()
 
 
+@pytest.mark.parametrize(
+    ("phase", "silence_s", "hung"),
+    [(Phase.STEPPING, 20, True), (Phase.STEPPING, 1, False), (Phase.FIRST_STEP, 20, False)],
+)
+def test_a_time_limit_does_not_end_what_may_be_a_hang(
+    tmp_path: Path,
+    bystander: subprocess.Popen[bytes],
+    phase: Phase,
+    silence_s: int,
+    *,
+    hung: bool,
+) -> None:
+    """Where ranks wait for each other matters more than that a trial took long."""
+    folder = HandoffFolder(tmp_path)
+    writer = HeartbeatWriter(folder.reports.heartbeat_file(0), bystander.pid)
+    writer.beat(phase, 3, 0, time.monotonic_ns() - silence_s * 10**9)
+    spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=1)
+    options = RunOptions(results=tmp_path, hang_timeout_s=21.0, time_limit_s=0.1)
+    ending = Supervisor(folder, spec, options).run()
+    assert (ending.hung == (0, 3)) == hung
+    assert (ending.timed_out == (0.1, 3)) != hung
+
+
 DETACHING = """
 import subprocess, sys
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

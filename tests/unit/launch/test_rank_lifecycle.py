@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
+from nfold.launch.rank_lifecycle import find_current_call
+
+WAITING = """
+import sys, time
+from pathlib import Path
+from nfold.launch.rank_lifecycle import stacks_on_signal
+
+with stacks_on_signal(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
 REFERRED = """
 import atexit
 from torch.utils.data import DataLoader
@@ -57,3 +70,15 @@ def test_the_death_of_a_loader_s_workers_is_no_failure() -> None:
 
 def test_without_torch_exit_handlers_run_too() -> None:
     assert _printed(PLAIN) == "handled"
+
+
+def test_a_rank_that_is_ended_leaves_its_place(tmp_path: Path) -> None:
+    script, stacks = tmp_path / "train.py", tmp_path / "stack-0.txt"
+    script.write_text(WAITING)
+    command = [sys.executable, str(script), str(stacks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == b"ready\n"
+        rank.send_signal(signal.SIGTERM)
+        assert rank.wait(60) == -signal.SIGTERM
+    assert (find_current_call(stacks) or "").startswith("train.py:")

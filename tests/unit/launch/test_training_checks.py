@@ -69,6 +69,21 @@ def test_a_part_whose_gradients_are_not_exchanged_is_named() -> None:
     assert "those of head do not" in found
 
 
+def test_a_part_that_became_trainable_later_has_its_step() -> None:
+    def later(value: float) -> dict[str, Any]:
+        head = ParameterPart(name="head.0", checksum="a", sample=(3.5,))
+        thawed = ParameterPart(
+            name="backbone.0", checksum=str(value), sample=(value,), trained_from=12
+        )
+        end = ParameterState(step=50, parts=(head, thawed))
+        begin = state(0, {"head.0": 3.0, "backbone.0": 1.0})
+        return {"parameter_checksum": str(value), "parameter_states": (begin, end)}
+
+    found = text(rank(0, **later(1.1)), rank(1, **later(1.2)))
+    assert "backbone are not exchanged" in found
+    assert "from step 12 on" in found
+
+
 def test_a_frozen_part_is_not_taken_for_one_that_is_exchanged() -> None:
     one = trained(BEGIN, {"backbone.0": 1.0, "backbone.1": 2.0, "head.0": 3.5})
     other = trained(BEGIN, {"backbone.0": 1.0, "backbone.1": 2.0, "head.0": 3.6})

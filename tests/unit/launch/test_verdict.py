@@ -108,6 +108,10 @@ def test_a_hang_and_a_request_to_stop() -> None:
     assert cause is not None
     assert (cause.step, cause.stalled_s) == (17, 30.0)
     assert "42 s" in cause.text
+    started = TreeExit(timed_out=(60.0, 0), hung_calls=((0, "train.py:8"),))
+    _, cause = determine_status(started, [], {}, 0, 1)
+    assert cause is not None
+    assert cause.text.endswith("after step 0; rank 0 is in train.py:8")
     status, cause = determine_status(TreeExit(stop_signal=signal.SIGINT), [_failure(0)], {}, 0, 4)
     assert status == "interrupted"
     assert cause is not None
@@ -150,6 +154,33 @@ def test_ranks_that_wait_in_different_places_are_out_of_step(
     assert outcome.cause.out_of_step
     assert "rank 0 is in all_reduce (train.py:37) after step 60" in outcome.cause.text
     assert "rank 1 is in backward (train.py:31) after step 61" in outcome.cause.text
+
+
+@pytest.mark.parametrize(
+    ("log", "out_of_step"),
+    [("what(): op.preamble.length <= op.nbytes. 15 vs 4.", True), ("malloc(): corrupted", False)],
+)
+def test_an_abort_in_a_collective_that_others_are_not_in(
+    tmp_path: Path, log: str, *, out_of_step: bool
+) -> None:
+    """The agent may end the others before they notice and report their places."""
+    folder = _folder(tmp_path / "run", {0: 558, 1: 558})
+    folder.stack_file(1).write_text(STACK.format("all_reduce", 42))
+    folder.rank_log(1).write_text(log)
+    folder.agent.write_exit_codes({0: -signal.SIGTERM, 1: -signal.SIGABRT})
+    outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
+    assert outcome.cause is not None
+    assert outcome.cause.out_of_step == out_of_step
+    assert ("rank 1 is in all_reduce (train.py:42)" in outcome.cause.text) == out_of_step
+
+
+def test_an_abort_while_a_rank_runs_its_own_code_is_not_out_of_step(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 60, 1: 61})
+    _write_stacks(folder, ("all_reduce", 37), ("_load", 12))
+    folder.agent.write_exit_codes({0: -signal.SIGTERM, 1: -signal.SIGABRT})
+    outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
+    assert outcome.cause is not None
+    assert not outcome.cause.out_of_step
 
 
 def test_ranks_that_hang_in_one_place_are_not_out_of_step(tmp_path: Path) -> None:

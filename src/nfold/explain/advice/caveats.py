@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from nfold.core.format import pluralize
+from nfold.core.format import join_words, pluralize
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import median
@@ -88,10 +88,7 @@ def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
             "next: divide them by torch.utils.data.get_worker_info() in the data set"
         )
     if kind == OUT_OF_STEP and loader.created_at and loader.batches_per_epoch is None:
-        return (
-            f"{text}; the DataLoader of {loader.created_at} has no length: ranks may have unequal "
-            "numbers of batches"
-        )
+        return f"{text}{_unequal_passes(loader.created_at, profile.pass_batches)}"
     if kind in (REPEATED_SAMPLES, SAME_ORDER):
         return pytorch.at_location(loader.created_at, text)
     if kind != PARAMETERS_DIFFER:
@@ -111,6 +108,19 @@ def _explain_error(kind: str, text: str, profile: ScriptProfile) -> str:
         return AVERAGED_RARELY.format(f" ({line})" if line else "")
     wrap = "" if profile.parallel == "ddp" else "; next: wrap the model in DistributedDataParallel"
     return f"{text}{wrap}"
+
+
+def _unequal_passes(created_at: str, batches: Sequence[int]) -> str:
+    """Return what is known about the passes of the ranks over a DataLoader without a length."""
+    if not batches:
+        return (
+            f"; the DataLoader of {created_at} has no length: ranks may have unequal numbers of "
+            "batches"
+        )
+    if len(set(batches)) == 1:
+        return ""
+    named = join_words([f"{count:,} batches on rank {rank}" for rank, count in enumerate(batches)])
+    return f"; a pass over the DataLoader of {created_at} has {named}"
 
 
 def _may_average_rarely(profile: ScriptProfile) -> bool:

@@ -41,7 +41,7 @@ from nfold.explain.metrics import ADDITIVE_METRICS
 from nfold.explain.result.budget import MIN_STEP_FRACTION, exceeds_noise
 
 RESAMPLES = 500
-WINDOW_METRICS = ("step", "loading", "waiting")  # of the same windows: they share one error
+WINDOW_METRICS = ("step", "loading", "waiting", "host_gap")  # of the same steps: share one error
 EPOCH_METRICS = ("gap", "first")  # of the same epoch boundaries: they share one error
 
 Statistic = Callable[["MetricView"], Samples]

@@ -14,6 +14,9 @@ from nfold.core.stats import Interval
 
 MIN_STEP_FRACTION = 0.02
 """Of a step: a smaller cost is never significant."""
+SUSPECTED_LOSS_FRACTION = 0.1
+"""Of a step: a larger loss has its fixes measured, and is likely if the probe run found a repair of
+its cause, however wide its interval."""
 INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""
@@ -50,7 +53,7 @@ class AccountRow:
     ``one_device_ms`` is the part that one device by itself loses too, None for rows without
     causes. ``parts`` split the row and add up to it. ``causes`` are the ids behind the row. A row
     that is not ``significant`` is likely: its interval excludes 0, but not by the margin that a
-    dozen rows demand.
+    dozen rows demand, or the probe run observed its cause.
     """
 
     id: str

@@ -24,7 +24,7 @@ from nfold.explain.result.budget import (
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
-FIRST_EPOCH = "first-epoch"
+FIRST_EPOCH, GROWING_WORK = "first-epoch", "growing-work"
 MAX_SHOWN_SPREAD = 10  # times the value; wider intervals say nothing
 UNCERTAIN_FRACTION = 0.15
 """Half the width of an interval over its value: wider intervals are printed."""
@@ -69,7 +69,7 @@ BUDGETS_S = (180, 600, 1800, 3600)
 TO_CHECK = (
     "augmented_copies",
     EXCHANGE_REPAIR,
-    "growing-work",
+    GROWING_WORK,
     "recompilation",
     SHARED_CORES,
     "unequal_epochs",
@@ -238,7 +238,7 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         ), "costly"
     rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
     if budget.is_time_missing(rest) and rest.value > largest:
-        known = ""
+        known = _observed(budget)
         if costs:
             known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
         return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
@@ -246,7 +246,8 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         ms, phrase = costs[0].ms, _cost_phrase(budget, costs[0])
         if costs[0].significant:
             return f"{phrase}: {_of_step(ms.value, step)}.", "costly"
-        cost = f"{format_ms(ms.value)} ({format_ms(ms.low or 0)}–{format_ms(ms.high or 0)})"
+        low = max(0.0, ms.low or 0.0)
+        cost = f"{format_ms(ms.value)} ({format_ms(low)}–{format_ms(ms.high or 0)})"
         text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
         return f"Probably {text}.", "costly"
     first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
@@ -256,13 +257,25 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
             f"{_of_step(first.ms.value, step)}."
         ), "healthy"
     if budget.skipped_causes:
-        return "No cost found yet, but not everything was tested.", "unknown"
+        observed = _observed(budget) or ", but not everything was tested"
+        return f"No cost found yet{observed}.", "unknown"
     if rest.high is not None and rest.high > NOISE_FRACTION * step:
         return (
             f"No cost stands out of the noise, which can hide {format_ms(rest.high)} of "
             f"{format_ms(step)} ms per step."
         ), "unknown"
     return "Healthy: nothing worth fixing.", "healthy"
+
+
+def _observed(budget: Budget) -> str:
+    """``; not tested: ...``: what the probe run observed, if its cost was not measured."""
+    measured = {row.cause for row in budget.rows}
+    kinds = {caveat.kind for caveat in budget.caveats} - measured
+    if GROWING_WORK in kinds:
+        return "; not tested: every rank computes for the samples of all ranks"
+    if EXCHANGE_REPAIR in kinds and budget.exchange and not {"link", "synchronization"} <= measured:
+        return f"; not tested: gradient communication ({budget.exchange})"
+    return ""
 
 
 def _shared_cores_headline(budget: Budget, costs: tuple[AccountRow, ...], step_ms: float) -> str:

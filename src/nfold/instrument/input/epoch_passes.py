@@ -6,13 +6,16 @@ import inspect
 import sys
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
 from torch.optim.lr_scheduler import OneCycleLR
+from torch.utils.data import DataLoader
 
 from nfold.core.errors import Unsupported
 from nfold.core.source_location import current_user_line, find_user_frame, frame_line
@@ -28,11 +31,15 @@ GENERATOR_ATTRIBUTE = "_nfold_generator_line"
 RENEWAL_ATTRIBUTE = "_nfold_renewal_line"
 
 
+MAX_COUNT_S = 2.0  # to read the rest of a pass
+
+
 @dataclass
 class EpochPass:
     batches: int = 0
     steps_before: int = 0
     is_over: bool = False
+    iterator: weakref.ref[InstrumentedIterator] | None = None
 
 
 class BatchProvider(Protocol):
@@ -65,7 +72,7 @@ class InstrumentedIterator:
             vars(loader)[GENERATOR_ATTRIBUTE] = (
                 frame_line(frame) if frame and in_generator else None
             )
-        self.epoch_pass = vars(loader)[PASS_ATTRIBUTE] = EpochPass()
+        self.epoch_pass = vars(loader)[PASS_ATTRIBUTE] = EpochPass(iterator=weakref.ref(self))
         self._provider = provider
 
     def __iter__(self) -> InstrumentedIterator:
@@ -106,6 +113,27 @@ class InstrumentedIterator:
 
 def is_first_pass(loader: Any) -> bool:
     return PASS_ATTRIBUTE not in vars(loader)
+
+
+def count_pass(loader: Any) -> int | None:
+    """Return the batches of the last pass over a DataLoader without a length.
+
+    Reads the rest of the pass: call it after the last step. None if that takes long, or fails.
+    """
+    if not isinstance(loader, DataLoader) or length_or_none(loader) is not None:
+        return None
+    last: EpochPass | None = vars(loader).get(PASS_ATTRIBUTE)
+    iterator = last.iterator() if last is not None and last.iterator is not None else None
+    if last is None or last.is_over or iterator is None:
+        return None if last is None or not last.is_over else last.batches
+    count, deadline = last.batches, time.monotonic() + MAX_COUNT_S
+    with suppress(Exception):  # of the script's data set
+        for _ in iterator.source:
+            count += 1
+            if time.monotonic() > deadline:
+                return None
+        return count
+    return None
 
 
 def generator_line(loader: Any) -> str | None:
