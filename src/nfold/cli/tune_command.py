@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from nfold.cli import render
 from nfold.cli.explain_command import (
@@ -15,7 +16,9 @@ from nfold.cli.explain_command import (
     build_subject,
     parse_seconds,
     print_notices,
+    requested_plan,
 )
+from nfold.cli.plan_completion import build_plan_completer
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
 from nfold.cli.tune_screen import TuneProgress, print_result
@@ -39,6 +42,7 @@ from nfold.tune.keep import (
     write_patch,
     write_settings,
 )
+from nfold.tune.plan_fields import TUNABLE_FIELDS
 from nfold.tune.remedies import PERMISSIONS
 from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search
@@ -51,6 +55,8 @@ BACKUP, COPIES = "backup", "edited"  # folders beside the files that are kept
 class TuneOptions(ExplainOptions):
     """The options of ``nfold tune`` as text, by parameter name."""
 
+    command: ClassVar[str] = "tune"
+    script_options: ClassVar[str] = f"{ExplainOptions.script_options}, --allow, --apply, --revert"
     allow: str | None
     apply: bool
     revert: bool
@@ -102,7 +108,7 @@ def run_tune(request: TuneOptions) -> int:
             return 128 + stop.signum
         files = {}
         if result.is_verified:
-            files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
+            files = keep_result(result, request, subject.workload, machine, folder)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -113,11 +119,11 @@ def run_tune(request: TuneOptions) -> int:
 
 
 def keep_result(
-    result: TuneResult, workload: Workload, machine: Machine, folder: Path, *, apply: bool
+    result: TuneResult, request: TuneOptions, workload: Workload, machine: Machine, folder: Path
 ) -> dict[str, str]:
     """Write what keeps the result; return paths, and what is left to do by hand, by kind.
 
-    A patch is written, and with ``apply`` applied, only if runs of the edited copy were faster and
+    A patch is written, and with ``--apply`` applied, only if runs of the edited copy were faster and
     train the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +131,7 @@ def keep_result(
     diff.unlink(missing_ok=True)
     profile = result.profile
     if profile is None:
-        plan = " ".join(f"--{one.name} {one.value}" for one in result.kept)
-        return {"options": plan}
+        return plan_options(result, request, workload, machine)
     write_settings(result, workload, machine, toml, profile)
     files = {"toml": display_path(toml.absolute())}
     verified = result.verification
@@ -135,7 +140,7 @@ def keep_result(
     if copy.sources and verified.copy_objection is None:
         write_patch(copy.patch, diff)
         files["patch"] = display_path(diff.absolute())
-        if apply:
+        if request.apply:
             changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
             names = ", ".join(display_path(path) for path in changed)
             files["applied to"] = f"{names}; --revert takes it back"
@@ -147,6 +152,29 @@ def keep_result(
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
+
+
+def plan_options(
+    result: TuneResult, request: TuneOptions, workload: Workload, machine: Machine
+) -> dict[str, str]:
+    """Return the options of ``nfold train`` that keep the result of a workload, and what they need."""
+    original, final = result.original.plan, result.final.plan
+    changes = {name: value for name, (value, _) in final.diff(original).items()}
+    axes, requested = requested_plan(request, workload)
+    completed = build_plan_completer(machine, request.data)(workload, requested.edit(**changes))
+    # A field that is chosen by others, such as the layout by the precision, stays as it was measured.
+    chosen = {name: value for name, (value, _) in final.diff(completed).items()}
+    changes |= {name: value for name, value in chosen.items() if name in TUNABLE_FIELDS}
+    per_device = axes.scaling == "weak"
+    changes["batch"] = (final.batch or 1) // (final.devices or 1 if per_device else 1)
+    factor = (final.batch or 1) / (original.batch or 1)
+    if factor == 1:
+        del changes["batch"]
+    options = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+    found = {"options": " ".join(options)}
+    if factor != 1:
+        found["by hand"] = f"learning rate × {factor:g}, after a warm-up (linear scaling rule)"
+    return found
 
 
 def revert(request: TuneOptions) -> int:

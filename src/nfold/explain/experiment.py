@@ -233,7 +233,7 @@ class Experiment:
                         raise RunFailure(f"wrong training: {self.results.out_of_step}")
                     # A hang takes its whole time limit each time.
                     if self.stop or trial in self._retried or reason.startswith("hung"):
-                        raise RunFailure(f"{trial}: {reason}; nothing can be explained")
+                        raise RunFailure(f"{trial}: {reason}; there is nothing to compare with")
                     self._retried.add(trial)
                 (group, *_) = self._interleaved_groups([trial, *optional])
                 missing = [one for one in group if self._needs_run(one, 0)]
@@ -360,8 +360,7 @@ def probe_script(
             raise RunFailure(
                 f"{name} divides its model over {devices_plan.devices or 1} devices "
                 f"({MODEL_PARALLEL_NAMES[profile.parallel]}), which compute the same samples "
-                "together; nfold explains only work that is divided by samples; next: --devices 1, "
-                "to explain one device"
+                "together; nfold compares only work that is divided by samples; next: --devices 1"
             )
         whole_data = None
         if several:

@@ -28,6 +28,7 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
+    PlanCompletion,
     Remedy,
     apply_all,
     choose_remedies,
@@ -106,7 +107,9 @@ class Search:
         design, budget = self._explained(EXPLAIN_FRACTION)
         original = self._original(design, budget.n_devices.step_ms.value / 1e3)
         if budget.training_errors:
-            raise RunFailure(f"wrong training: {budget.training_errors[0]}; next: nfold explain")
+            error = budget.training_errors[0]
+            hint = "" if "next: " in error else "; next: correct it, then nfold tune again"
+            raise RunFailure(f"wrong training: {error}{hint}")
         for _ in range(2):
             self._measure(original)
         if self._series.count(original) == 0:
@@ -149,7 +152,8 @@ class Search:
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
         """Try all remedies; after the first round explain again what is left."""
-        remedies = choose_remedies(design, budget, self.cores, self.allowed)
+        refusal = self.runner.refusal_reason
+        remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)
@@ -163,7 +167,7 @@ class Search:
             finally:
                 self.runner = runner
             known = {(one.remedy.name, one.remedy.value) for one in self.tried}
-            more = choose_remedies(later, budget, self.cores, self.allowed)
+            more = choose_remedies(later, budget, self.cores, self.allowed, refusal)
             self._try_all([one for one in more if (one.name, one.value) not in known], original)
 
     def _runner_with_kept(self) -> WorkloadRunner:
@@ -178,9 +182,13 @@ class Search:
         If they fail or change the training, each half is tried. What is not kept can still be tried
         alone.
         """
-        best = apply_all(self.kept, original)
-        group = [one for one in remedies if self._is_allowed(one.apply(best))]
-        trial = apply_all(group, best)
+        best = trial = apply_all(self.kept, original)
+        group: list[Remedy] = []
+        for one in remedies:
+            complete = self._complete(one, trial, [*self.kept, *group])
+            if self._is_allowed(complete.apply(trial)):
+                group.append(complete)
+                trial = complete.apply(trial)
         if not group or self.stop or not self._time_for(2):
             return
         if len(group) == 1:
@@ -215,6 +223,13 @@ class Search:
         for part in (group[:middle], group[middle:]):
             self._try_together([one for one in part if one not in named], original)
 
+    def _complete(self, remedy: Remedy, trial: Trial, kept: Collection[Remedy]) -> Remedy:
+        """Return the remedy with the fields of the plan that it needs, if there are such."""
+        if not remedy.is_plan_field:
+            return remedy
+        completion = PlanCompletion(self.cores, self.allowed, self.runner.refusal_reason)
+        return completion.complete(remedy, trial, kept) or remedy
+
     def _is_allowed(self, trial: Trial) -> bool:
         return self.runner.refusal_reason(trial) is None
 
@@ -222,8 +237,8 @@ class Search:
         """Try each remedy on top of those that are kept, and decide."""
         left = [*remedies]
         while left:
-            remedy = left.pop(0)
             best = apply_all(self.kept, original)
+            remedy = self._complete(left.pop(0), best, self.kept)
             trial = remedy.apply(best)
             if trial == best or any(one.remedy == remedy for one in self.tried):
                 continue
@@ -327,6 +342,8 @@ class Search:
     ) -> Interval | None:
         """Return the gain of ``group`` beside ``others``; None if they alone do not run."""
         final, without = apply_all(self.kept, original), apply_all(others, original)
+        if not self._is_allowed(without):
+            return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
         for _ in range(2):
