@@ -35,6 +35,7 @@ from nfold.instrument.hooks.patches import (
     TrainerDetector,
     mark_parallelized,
 )
+from nfold.instrument.hooks.start_cores import StartCores
 from nfold.instrument.rank_environment import AffinityHook, has_own_world, rank_environment
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
 
     children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
+        StartCores.record()
         children.install(patches)
         affinity.install(patches)
         decorator.install()

@@ -43,6 +43,7 @@ from nfold.interventions.input.unaugmented_images import AugmentedImages
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.placement.core_pinning import CorePinning
 from nfold.interventions.placement.rank_order import DataShares, DeviceOrder
+from nfold.interventions.placement.restored_affinity import RestoredAffinity
 from nfold.interventions.placement.single_device import SingleDevice
 from nfold.interventions.placement.thread_count import ThreadCount
 
@@ -91,6 +92,7 @@ class Interventions:
     garbage_collection_frozen = GarbageCollectionFrozen()
     non_blocking_copies = NonBlockingCopies()
     autocast_bf16 = AutocastBf16()
+    restored_affinity = RestoredAffinity()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -12,6 +12,7 @@ from nfold.core.script_profile import ScriptProfile
 from nfold.core.serialization import replace_file
 from nfold.core.source_edit import SetVariable, SourceEdit
 from nfold.core.workload import Workload
+from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.plan_edits import loader_worker_edits
 from nfold.tune.remedies import Remedy
@@ -46,7 +47,7 @@ def edit_script(
     """
     edits = {remedy: source_edits(remedy, profile) for remedy in remedies}
     whole = {remedy: own for remedy, own in edits.items() if own}
-    notes = [f"{one.label}: nfold knows no line to change" for one in remedies if not edits[one]]
+    notes = [f"{one.label}: {_by_hand(one)}" for one in remedies if not edits[one]]
     for remedy, own in [*whole.items()]:
         alone = make_patch(own, folder)
         if alone.refusals or alone.flags:
@@ -68,6 +69,10 @@ def edit_script(
         at_run_time=tuple(one for one in remedies if one not in in_sources),
         notes=tuple(notes),
     )
+
+
+def _by_hand(remedy: Remedy) -> str:
+    return (Intervention if remedy.is_plan_field else REGISTRY[remedy.name]).by_hand
 
 
 def _write_copies(patch: SourcePatch, folder: Path, copies: Path) -> Iterator[tuple[str, str]]:

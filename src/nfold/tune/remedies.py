@@ -38,6 +38,7 @@ MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as th
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
 REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "input": (
+        "restored_affinity",
         "workers",
         "input",
         "loader_prefetch_factor",
@@ -62,14 +63,15 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "launch-bound": ("compiled", "step", "fused_optimizer"),
     "layout": ("channels_last", "layout"),
-    "threads": ("threads",),
+    "threads": ("restored_affinity", "threads"),
     "memory": ("expandable_segments",),
     "copies": ("loader_pin_memory", "non_blocking_copies"),
     "imbalance": ("threads", "garbage_collection_frozen"),
     "single-process": ("strategy",),
 }
 STANDARD = (
-    "anomaly_detection",  # these three are tried only where the script has what they change
+    "anomaly_detection",  # these four are tried only where the script has what they change
+    "restored_affinity",
     "find_unused_parameters",
     "set_grads_to_none",
     "workers",

@@ -114,6 +114,7 @@ def test_remedies_without_one_place_and_experiments_have_no_edits() -> None:
         loader=DataLoaderProfile(created_at="train.py:9"),
     )
     without = {"captured", "exchange_each_micro_batch", "synchronised_batch_norm", "autocast_bf16"}
+    without.add("restored_affinity")
     values = {"compiled": "default", "threads": 2, "nccl_algorithm": "Ring", "nccl_protocol": "LL"}
     for name, intervention in REGISTRY.items():
         value = values.get(name, not intervention.default)
