@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -181,8 +182,8 @@ class WorkloadSubject:
     planned_design: ExperimentDesign
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
-        del experiment
-        return self.planned_design
+        kept = self.planned_design.plan.edit(**experiment.runner.kept_fields)
+        return dataclasses.replace(self.planned_design, plan=kept)
 
 
 def build_subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:

@@ -21,8 +21,10 @@ from nfold.cli.explain_command import (
 from nfold.cli.plan_completion import build_plan_completer
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
+from nfold.cli.tune_report import page_content
 from nfold.cli.tune_screen import TuneProgress, print_result
 from nfold.core.errors import RunFailure, UnknownValue, UsageError
+from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
 from nfold.core.source_location import display_path
 from nfold.core.workload import MODULE_FLAG, Workload
@@ -31,7 +33,7 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.launch_spec import WarmAgent
-from nfold.report.writer import explanation_folder
+from nfold.report.writer import TUNE_PAGE_FILE, explanation_folder, write_tune_page
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune.applied_patch import apply_patch, revert_patch
@@ -106,9 +108,11 @@ def run_tune(request: TuneOptions) -> int:
                 raise
             screen.print_line("stopped before the original was measured: there is no result")
             return 128 + stop.signum
-        files = {}
+        files: dict[str, str] = {}
         if result.is_verified:
             files = keep_result(result, request, subject.workload, machine, folder)
+        if not request.no_report:
+            files |= write_report(result, files, folder)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -152,6 +156,16 @@ def keep_result(
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
+
+
+def write_report(result: TuneResult, files: dict[str, str], folder: Path) -> dict[str, str]:
+    """Write the page of a result; return its path. Without altair, say so on standard error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = write_tune_page(folder, page_content(result, files))
+    if missing:
+        sys.stderr.write(terminal_safe(f"no HTML report: {missing}") + "\n")
+        return {}
+    return {"report": display_path((folder / TUNE_PAGE_FILE).absolute())}
 
 
 def plan_options(

@@ -116,14 +116,18 @@ class Remedy:
     predicted: Interval | None = None
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the plan that it sets."""
+        return {**dict(self.needs), self.name: self.value}
+
+    @property
     def is_plan_field(self) -> bool:
         return self.name in TUNABLE_FIELDS
 
     @property
     def numerics(self) -> Numerics:
         if self.is_plan_field:
-            names = (self.name, *dict(self.needs))
-            return max((TUNABLE_FIELDS[name].numerics for name in names), key=NUMERICS.index)
+            return max((TUNABLE_FIELDS[one].numerics for one in self.fields), key=NUMERICS.index)
         numerics = REGISTRY[self.name].numerics
         assert numerics is not None
         return numerics
@@ -147,7 +151,7 @@ class Remedy:
     def apply(self, trial: Trial) -> Trial:
         """Return the trial with the remedy, in place of another value of the same."""
         if self.is_plan_field:
-            return trial.edit(**{**dict(self.needs), self.name: self.value})
+            return trial.edit(**self.fields)
         return trial.under(**{self.name: self.value})
 
     def further(self, cores: int, plan: Plan) -> Remedy | None:
@@ -231,7 +235,7 @@ class PlanCompletion:
         """
         replaced = [one for one in kept if one.name == remedy.name]
         inherited = dict(need for one in replaced for need in one.needs)
-        fixed = {name for one in kept for name in (one.name, *dict(one.needs))} | {remedy.name}
+        fixed = {name for one in kept for name in one.fields} | {remedy.name}
         others = [
             (name, value)
             for name, each in TUNABLE_FIELDS.items()

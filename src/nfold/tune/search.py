@@ -114,7 +114,7 @@ class Search:
             self._measure(original)
         if self._series.count(original) == 0:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
-        self._search(design, budget, original)
+        left = self._search(design, budget, original)
         self._try_pairs(original)
         self._prune(self.kept, original)
         verification = self._verify(original, design.profile)
@@ -128,6 +128,7 @@ class Search:
             verification=verification,
             losses=self._loss_summary(original),
             budget=budget,
+            final_budget=left if self.kept else budget,
             profile=design.profile,
             stopped=bool(self.stop),
         )
@@ -150,29 +151,32 @@ class Search:
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
 
-    def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
-        """Try all remedies; after the first round explain again what is left."""
+    def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> Budget | None:
+        """Try all remedies; after the first round explain again what is left, and return that."""
         refusal = self.runner.refusal_reason
         remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
-        if self.kept and not self.stop and self._time_for(1, extra_s=again_s):
-            runner, self.runner = self.runner, self._runner_with_kept()
-            try:
-                later, budget = self._explained(AGAIN_FRACTION)
-            except RunFailure:
-                return
-            finally:
-                self.runner = runner
-            known = {(one.remedy.name, one.remedy.value) for one in self.tried}
-            more = choose_remedies(later, budget, self.cores, self.allowed, refusal)
-            self._try_all([one for one in more if (one.name, one.value) not in known], original)
+        if not self.kept or self.stop or not self._time_for(1, extra_s=again_s):
+            return None
+        runner, self.runner = self.runner, self._runner_with_kept()
+        try:
+            later, left = self._explained(AGAIN_FRACTION)
+        except RunFailure:
+            return None
+        finally:
+            self.runner = runner
+        known = {(one.remedy.name, one.remedy.value) for one in self.tried}
+        more = choose_remedies(later, left, self.cores, self.allowed, refusal)
+        new = [one for one in more if (one.name, one.value) not in known]
+        self._try_all([one for one in new if one.apply(original) != original], original)
+        return left
 
     def _runner_with_kept(self) -> WorkloadRunner:
         return self.runner.with_remedies(
-            {r.name: r.value for r in self.kept if r.is_plan_field},
+            {k: v for r in self.kept if r.is_plan_field for k, v in r.fields.items()},
             {r.name: r.value for r in self.kept if not r.is_plan_field},
         )
 
