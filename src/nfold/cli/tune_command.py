@@ -36,7 +36,7 @@ from nfold.launch.launch_spec import WarmAgent
 from nfold.report.writer import TUNE_PAGE_FILE, explanation_folder, write_tune_page
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune.applied_patch import apply_patch, revert_patch
+from nfold.tune.applied_patch import apply_patch, check_can_apply, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
@@ -78,6 +78,8 @@ def run_tune(request: TuneOptions) -> int:
     machine = inspect_machine()
     subject = build_subject(request, machine)
     folder = explanation_folder(request.results, subject.workload)
+    if request.apply:
+        check_can_apply(script_files(subject.workload), folder / BACKUP)
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
@@ -145,9 +147,13 @@ def keep_result(
         write_patch(copy.patch, diff)
         files["patch"] = display_path(diff.absolute())
         if request.apply:
-            changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
-            names = ", ".join(display_path(path) for path in changed)
-            files["applied to"] = f"{names}; --revert takes it back"
+            try:
+                changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
+            except UsageError as error:
+                notes.append(str(error))
+            else:
+                names = ", ".join(display_path(path) for path in changed)
+                files["applied to"] = f"{names}; --revert takes it back"
     elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
     if copy.patch.variables:
@@ -156,6 +162,11 @@ def keep_result(
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
+
+
+def script_files(workload: Workload) -> list[Path]:
+    """Return the file of a script; of a module, only its fingerprint is known before it runs."""
+    return [Path(workload.script[0])] if workload.script and workload.module is None else []
 
 
 def write_report(result: TuneResult, files: dict[str, str], folder: Path) -> dict[str, str]:
