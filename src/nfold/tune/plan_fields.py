@@ -17,32 +17,40 @@ class TunableField:
     """A field that a user can change for speed.
 
     ``numerics`` and ``permission`` are as those of an intervention. ``values``: those that can be
-    faster than others; default: all that the field allows.
+    faster than others; default: all that the field allows. ``in_run``: a script's nfold.Run has it.
     """
 
     numerics: Numerics
     permission: str = ""
     values: tuple[Any, ...] = ()
+    in_run: bool = False
 
 
 TUNABLE_FIELDS: dict[str, TunableField] = {
     "workers": TunableField(numerics="same"),
     "strategy": TunableField(numerics="same", values=("nfold", "ddp")),
-    "step": TunableField(numerics="rounding"),
-    "input": TunableField(numerics="same"),
-    "layout": TunableField(numerics="rounding"),
+    "step": TunableField(numerics="rounding", in_run=True),
+    "input": TunableField(numerics="same", in_run=True),
+    "layout": TunableField(numerics="rounding", in_run=True),
     "kernels": TunableField(numerics="rounding", values=("tuned",)),
     "steps_per_execution": TunableField(numerics="same", values=(4, 16)),
     "cache": TunableField(numerics="same", values=("decoded",)),
     "decode": TunableField(numerics="rounding"),
     "accumulate": TunableField(numerics="rounding", values=(1,)),
     "augment": TunableField(numerics="training", permission="augmentation"),
-    "precision": TunableField(numerics="training", permission="precision"),
-    "exchange": TunableField(numerics="training", permission="communication", values=("bf16",)),
-    "batch_norm": TunableField(numerics="training", permission="batch_norm", values=("device",)),
+    "precision": TunableField(numerics="training", permission="precision", in_run=True),
+    "exchange": TunableField(
+        numerics="training", permission="communication", values=("bf16",), in_run=True
+    ),
+    "batch_norm": TunableField(
+        numerics="training", permission="batch_norm", values=("device",), in_run=True
+    ),
     "batch": TunableField(numerics="training", permission="batch"),
 }
 """In the order in which they are tried. What a framework cannot do, its rules refuse."""
+
+
+OF_SEVERAL_DEVICES = ("strategy", "exchange", "batch_norm")
 
 
 def field_values(name: str, plan: Plan, cores: int) -> tuple[Any, ...]:
@@ -50,7 +58,7 @@ def field_values(name: str, plan: Plan, cores: int) -> tuple[Any, ...]:
     own = getattr(plan, name)
     if name == "workers":
         return worker_counts(plan, cores) if plan.input != "resident" else ()
-    if name == "strategy" and plan.devices == 1:
+    if name in OF_SEVERAL_DEVICES and plan.devices == 1:
         return ()
     if name == "batch":
         return (2 * own,) if own else ()

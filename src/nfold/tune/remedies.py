@@ -104,14 +104,16 @@ MACHINE_DEPENDENT = (
 class Remedy:
     """One change that a user can keep: a field of the plan or an intervention, and its value.
 
-    ``needs`` are values of other fields without which a plan with this one is refused. ``reason``
-    says what it is tried for: ``input: 48 of 72 ms of a step``, or ``standard``. ``predicted`` is the
-    factor of the throughput that an explanation expects.
+    ``needs`` are values of other fields without which a plan with this one is refused. ``in_run``: the
+    field is one of a script's ``nfold.Run``. ``reason`` says what it is tried for: ``input: 48 of 72
+    ms of a step``, or ``standard``. ``predicted`` is the factor of the throughput that an explanation
+    expects.
     """
 
     name: str
     value: Any
     needs: tuple[tuple[str, Any], ...] = ()
+    in_run: bool = False
     reason: str = ""
     predicted: Interval | None = None
 
@@ -122,11 +124,16 @@ class Remedy:
 
     @property
     def is_plan_field(self) -> bool:
+        """Return whether it changes the plan by which nfold runs a workload or a script."""
+        return self.name in TUNABLE_FIELDS and not self.in_run
+
+    @property
+    def _is_field(self) -> bool:
         return self.name in TUNABLE_FIELDS
 
     @property
     def numerics(self) -> Numerics:
-        if self.is_plan_field:
+        if self._is_field:
             return max((TUNABLE_FIELDS[one].numerics for one in self.fields), key=NUMERICS.index)
         numerics = REGISTRY[self.name].numerics
         assert numerics is not None
@@ -134,7 +141,7 @@ class Remedy:
 
     @property
     def permission(self) -> str:
-        if self.is_plan_field:
+        if self._is_field:
             return TUNABLE_FIELDS[self.name].permission
         return REGISTRY[self.name].permission
 
@@ -143,7 +150,7 @@ class Remedy:
         """``channels_last``, ``num_workers=4``, ``step compiled with strategy nfold``."""
         if self.name == "workers":
             return f"num_workers={self.value}"
-        if self.is_plan_field:
+        if self._is_field:
             needed = join_words([f"{name} {value}" for name, value in self.needs])
             return f"{self.name} {self.value}{needed and f' with {needed}'}"
         return REGISTRY[self.name].label(self.value)
@@ -152,6 +159,10 @@ class Remedy:
         """Return the trial with the remedy, in place of another value of the same."""
         if self.is_plan_field:
             return trial.edit(**self.fields)
+        if self.in_run:
+            return trial.under(
+                run_plan=tuple({**dict(trial.variant.run_plan), **self.fields}.items())
+            )
         return trial.under(**{self.name: self.value})
 
     def further(self, cores: int, plan: Plan) -> Remedy | None:
@@ -205,17 +216,27 @@ def choose_remedies(
     for name in dict.fromkeys([*reasons, *STANDARD, *TUNABLE_FIELDS, *permitted]):
         reason, predicted = reasons.get(name, ("standard", None))
         for value in values_to_try(name, design, cores):
-            remedy = Remedy(name=name, value=value, reason=reason, predicted=predicted)
+            remedy = Remedy(
+                name=name,
+                value=value,
+                in_run=design.profile is not None and name in TUNABLE_FIELDS and name != "workers",
+                reason=reason,
+                predicted=predicted,
+            )
             if not remedy.permission or remedy.permission in allowed:
                 found.append(remedy)
     actual = design.actual()
     if design.profile is not None:
         keepable = keepable_remedies()
-        found = [remedy for remedy in found if remedy.name in keepable]
+        found = [one for one in found if one.name in keepable or _is_possible(one, actual, refusal)]
     else:
         needed = PlanCompletion(cores, allowed, refusal)
         found = [remedy for remedy in found if needed.complete(remedy, actual) is not None]
     return [remedy for remedy in found if remedy.apply(actual) != actual]
+
+
+def _is_possible(remedy: Remedy, actual: Trial, refusal: Refusal) -> bool:
+    return remedy.in_run and refusal(remedy.apply(actual)) is None
 
 
 @dataclass(frozen=True)
@@ -275,11 +296,13 @@ def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]
 
 def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any, ...]:
     """Return the values of a remedy for this script or workload; empty if it cannot help it."""
+    if name in TUNABLE_FIELDS and design.profile is None:
+        return field_values(name, design.plan, cores)
+    if name == "workers":
+        return worker_counts(design.plan, cores) if design.facts.loader is not None else ()
     if name in TUNABLE_FIELDS:
-        if design.profile is None:
-            return field_values(name, design.plan, cores)
-        of_script = name == "workers" and design.profile.loader is not None
-        return worker_counts(design.plan, cores) if of_script else ()
+        has_field = TUNABLE_FIELDS[name].in_run and "run" in design.facts.source_locations
+        return field_values(name, design.plan, cores) if has_field else ()
     intervention, profile = REGISTRY[name], design.profile
     if profile is None or not intervention.is_useful(profile):
         return ()

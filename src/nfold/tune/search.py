@@ -175,10 +175,9 @@ class Search:
         return left
 
     def _runner_with_kept(self) -> WorkloadRunner:
-        return self.runner.with_remedies(
-            {k: v for r in self.kept if r.is_plan_field for k, v in r.fields.items()},
-            {r.name: r.value for r in self.kept if not r.is_plan_field},
-        )
+        fields = {k: v for r in self.kept if r.is_plan_field for k, v in r.fields.items()}
+        kept = apply_all(self.kept, Trial(plan=Plan()))
+        return self.runner.with_remedies(fields, kept.variant)
 
     def _try_together(self, remedies: Sequence[Remedy], original: Trial) -> None:
         """Keep all of ``remedies`` if they help together, and drop those that are not needed.

@@ -6,19 +6,27 @@ from typing import Any
 
 import pytest
 
-from explaining import HOST, Memory, experiment_design, target
+from explaining import HOST, Memory, experiment_design, explained, target
 from nfold.core.plan import PLAN_FIELDS, Plan
+from nfold.core.script_profile import ScriptProfile, SourceLocation
+from nfold.core.source_edit import SetKeywords
 from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
 from nfold.engines.simulated import Scenario
-from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.interventions.registry import REGISTRY
 from nfold.launch.launch_spec import StopRequest
+from nfold.tune.keep import source_edits
 from nfold.tune.plan_fields import TUNABLE_FIELDS, field_values
-from nfold.tune.remedies import PERMISSIONS, PlanCompletion, Remedy, choose_remedies
+from nfold.tune.remedies import (
+    PERMISSIONS,
+    PlanCompletion,
+    Remedy,
+    apply_all,
+    choose_remedies,
+)
 from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
 
@@ -49,9 +57,7 @@ def complete(name: str, value: Any, plan: Plan, *allowed: str) -> Remedy | None:
 
 def candidates(plan: Plan, *allowed: str) -> list[tuple[str, Any]]:
     design = ExperimentDesign(plan=plan)
-    experiment = Experiment(target(Scenario()), TimeBudget(100.0), ExperimentEvents())
-    measured = experiment.run(experiment_design())
-    budget = build_budget("digits", measured, experiment.results)
+    budget = explained(Scenario())
     found = choose_remedies(design, budget, HOST.cores, allowed, refusal("digits"))
     return [(one.name, one.value) for one in found]
 
@@ -152,3 +158,40 @@ def test_a_field_of_a_workload_is_kept_and_verified() -> None:
     assert allowed.verification.gain is not None
     assert allowed.verification.gain.value == pytest.approx(18 / 10, rel=0.03)
     assert allowed.final.plan.batch_norm == "device"
+
+
+RUN_PROFILE = ScriptProfile(
+    precision="fp32", source_locations={"run": (SourceLocation(line="train.py:3"),)}
+)
+SCRIPT = Workload(name="train.py", script=("train.py",))
+
+
+def script_candidates(profile: ScriptProfile, *allowed: str) -> list[Remedy]:
+    def reason(trial: Trial) -> str | None:
+        return get_framework("torch").refusal_reason(trial.variant, SCRIPT, trial.plan)
+
+    design = ExperimentDesign(plan=torch_plan(device="cpu"), profile=profile)
+    budget = explained(Scenario())
+    found = choose_remedies(design, budget, HOST.cores, allowed, reason)
+    return [one for one in found if one.name in TUNABLE_FIELDS]
+
+
+def test_fields_of_nfold_run_are_remedies_of_its_script() -> None:
+    assert script_candidates(ScriptProfile(), "precision") == []
+    values = {(one.name, one.value) for one in script_candidates(RUN_PROFILE)}
+    assert ("step", "compiled") in values
+    assert not {("step", "captured"), ("precision", "bf16"), ("workers", 2)} & values
+    permitted = script_candidates(RUN_PROFILE, "precision", "communication")
+    assert {("precision", "bf16"), ("exchange", "bf16")} <= {(o.name, o.value) for o in permitted}
+
+
+def test_fields_of_nfold_run_are_kept_together_and_in_its_call() -> None:
+    found = script_candidates(RUN_PROFILE, "precision", "communication")
+    chosen = [one for one in found if one.value == "bf16"]
+    trial = apply_all(chosen, Trial(plan=torch_plan(device="cpu")))
+    assert dict(trial.variant.run_plan) == {"precision": "bf16", "exchange": "bf16"}
+    assert trial.plan == torch_plan(device="cpu")
+    (edit,) = source_edits(chosen[0], RUN_PROFILE) or ()
+    assert edit == SetKeywords(
+        location="train.py:3", function="Run", keywords=((chosen[0].name, "'bf16'"),)
+    )
