@@ -193,5 +193,5 @@ def test_fields_of_nfold_run_are_kept_together_and_in_its_call() -> None:
     assert trial.plan == torch_plan(device="cpu")
     (edit,) = source_edits(chosen[0], RUN_PROFILE) or ()
     assert edit == SetKeywords(
-        location="train.py:3", function="Run", keywords=((chosen[0].name, "'bf16'"),)
+        location="train.py:3", function="Run", keywords=((chosen[0].name, '"bf16"'),)
     )
