@@ -37,7 +37,7 @@ from nfold.tune.remedies import (
     values_to_try,
 )
 from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
-from nfold.tune.run_series import RunSeries
+from nfold.tune.run_series import RunSeries, is_decided, is_precise
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -49,7 +49,6 @@ LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
-PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
@@ -209,7 +208,7 @@ class Search:
                 return
             self._measure(best)
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         if gain is not None and gain.low is not None and gain.low > self._threshold:
             self.kept += group
@@ -272,7 +271,7 @@ class Search:
                 self._note(remedy, "changes training", reason=objection)
                 return
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
@@ -381,7 +380,7 @@ class Search:
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
-            enough = number >= VERIFYING_PAIRS and gain is not None and _is_precise(gain)
+            enough = number >= VERIFYING_PAIRS and gain is not None and is_precise(gain)
             late = len(arms) * self._typical_run_s > self.time_budget.remaining_s
             if self.stop or enough or (number >= LEAST_VERIFYING_PAIRS and late):
                 break
@@ -498,17 +497,6 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     if wrong is not None:
         return f"wrong training: {wrong}"
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
-
-
-def _is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
-    assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
-
-
-def _is_precise(gain: Interval) -> bool:
-    return gain.low is not None and math.log(gain.value / gain.low) < PRECISE
 
 
 def _median_ms(series: RunSeries, what: object, plan: Plan) -> float | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nfold.core.format import join_words
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import Budget
-from nfold.tune.result import Tried, TuneResult
+from nfold.tune.result import TuneResult
 
 MIN_DIFFERENCE = 0.01  # of the final step: smaller differences are not shown
-TOGETHER = " with "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +61,12 @@ def _bars(result: TuneResult) -> Iterator[WaterfallBar]:
 
 
 def _kept_gains(result: TuneResult) -> Iterator[tuple[str, Interval]]:
-    """Yield labels and gains; remedies that help only together have one gain."""
+    """Yield labels and gains; remedies that were measured together have one gain."""
     by_remedy = {one.remedy: one for one in result.tried}
-    before: Tried | None = None
-    for tried in [by_remedy[one] for one in result.kept]:
-        if before is not None and before.reason and before.gain is tried.gain:
-            assert tried.gain is not None
-            yield f"{before.remedy.label}{TOGETHER}{tried.remedy.label}", tried.gain
-            before = None
-            continue
-        if tried.reason:
-            before = tried
-        elif tried.gain is not None:
-            yield tried.remedy.label, tried.gain
+    kept = [by_remedy[one] for one in result.kept]
+    for gain, group in itertools.groupby(kept, key=lambda one: one.gain):
+        if gain is not None:
+            yield join_words([one.remedy.label for one in group]), gain
 
 
 def _ideal_ms(result: TuneResult, budget: Budget) -> float:

@@ -75,7 +75,7 @@ def test_remedies_that_help_only_together_have_one_bar() -> None:
     bars = waterfall_bars(result(20 / 1.1, *pair))
     remedies = [bar for bar in bars if bar.kind == "remedy"]
     assert len(remedies) == 3
-    assert remedies[-1].label.startswith("TF32 with ")
+    assert remedies[-1].label.startswith("TF32 and ")
     assert remedies[-1].end_ms == pytest.approx(20 / 1.1)
 
 
