@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +109,15 @@ def test_the_plan_of_nfold_run_has_other_fields(tmp_path: Path) -> None:
     patch = make_patch(list(edits), Path.cwd())
     assert not patch.refusals
     assert b'nfold.Run(precision="bf16", exchange="bf16")' in patch.files[0].edited
+
+
+@pytest.mark.slow
+def test_ranks_keep_the_cores_of_their_start(tmp_path: Path) -> None:
+    script = SCRIPT.parent / "tuned" / "bound.py"
+    before, profile = measured(tmp_path, Variant(), script)
+    assert before == [{"cores": [0]}, {"cores": [0]}]
+    assert profile.shared_cores == 0  # of one rank; the probe compares all ranks
+    assert Variant.restored_affinity.is_useful(profile)
+    after, _ = measured(tmp_path, Variant(restored_affinity=True), script)
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    assert after == [{"cores": [first]}, {"cores": [second]}]

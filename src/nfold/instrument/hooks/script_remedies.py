@@ -46,9 +46,9 @@ class ScriptRemedies:
     def begin_run(self) -> None:
         """Begin a run to its end, in which a remedy that changes nothing is no error."""
         self._gradients.in_warm_up = False
-        for each in (self._collector, self._cores):
-            with suppress(Unsupported):
-                each.on_first_step()
+        self._cores.on_first_step()
+        with suppress(Unsupported):
+            self._collector.on_first_step()
 
     def applied(self) -> dict[str, bool]:
         """Return by name whether a remedy has changed something so far."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from nfold.core.errors import Unsupported
 from nfold.instrument.hooks.patches import Patches
 
 THREADS = Path("/proc/self/task")
@@ -38,15 +37,13 @@ class StartCores:
             patches.wrap(os, "sched_setaffinity", self._set_affinity)
 
     def on_first_step(self) -> None:
-        """Restore the cores of all threads. Raises Unsupported if nothing was bound to others."""
+        """Restore the cores of all threads. One rank may be bound to the cores of its start."""
         if self._enabled:
             self._restore()
-            if not self.has_applied:
-                raise Unsupported("restored_affinity: the process has the cores of its start")
 
     def _set_affinity(self, original: Callable[..., None], pid: int, cores: Iterable[int]) -> None:
         if pid in (0, os.getpid()):
-            self.has_applied |= frozenset(cores) != self.cores
+            self.has_applied = True
         else:
             original(pid, cores)
 

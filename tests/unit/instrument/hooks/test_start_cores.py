@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from nfold.core.errors import Unsupported
 from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.core.variant import Variant
 from nfold.instrument.hooks.patches import Patches
@@ -56,12 +55,12 @@ def test_threads_that_a_library_has_bound_are_bound_again(patches: Patches) -> N
     thread.join()
 
 
-def test_a_process_that_nothing_binds_is_unsupported(patches: Patches) -> None:
-    cores = StartCores(enabled=True)
-    cores.install(patches)
-    with pytest.raises(Unsupported, match="has the cores of its start"):
+def test_a_process_that_nothing_binds_stays_as_it_is(patches: Patches) -> None:
+    for cores in (StartCores(enabled=True), StartCores(enabled=False)):
+        cores.install(patches)
         cores.on_first_step()
-    StartCores(enabled=False).on_first_step()
+        assert not cores.has_applied
+        assert os.sched_getaffinity(0) == ALL
 
 
 def test_it_is_tried_where_something_binds_the_ranks() -> None:
