@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nfold.core.errors import UsageError
-from nfold.core.plan import SAFE_PLAN, Plan
+from nfold.core.plan import KEPT_PLAN_VARIABLE, SAFE_PLAN, Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.lr_schedule import linear_scaling_rule
 from nfold.engines.torch.run.job import complete_run_plan, join_job
@@ -42,6 +42,7 @@ class Run(UserRun):
     Joins the job of ``RANK`` and ``WORLD_SIZE``; without them it is the only rank. The plan comes
     from ``nfold.toml`` in the working directory, the flags of ``nfold run``, ``plan``, and
     ``fields`` (``precision="bf16"``, ``accumulate=4``, ...); later sources override earlier ones.
+    Fields that ``nfold tune`` tries or keeps override all.
     On GPUs the field ``step``, if no source sets it, is chosen by measurement in the first steps of
     the training. ``plan="safe"`` leaves it, and the kernels of optimizers and convolutions, as
     PyTorch has them.
@@ -105,10 +106,7 @@ def _merge_plan_sources(plan: Plan | str | None, fields: dict[str, Any]) -> tupl
     """Return the merged plan, and whether it is safe: no field is left to a search."""
     file = Path(PLAN_FILE)
     merged = Plan.from_toml(file.read_text()) if file.exists() else Plan()
-    try:
-        values = json.loads(os.environ.get(PLAN_VARIABLE) or "{}")
-    except ValueError as error:
-        raise UsageError(f"{PLAN_VARIABLE} is not JSON: {error}") from None
+    values = _read_fields(PLAN_VARIABLE)
     is_safe = values.pop(SAFE_PLAN, False)
     flags = _non_default_fields(Plan.from_dict(values))
     if isinstance(plan, str):
@@ -118,9 +116,18 @@ def _merge_plan_sources(plan: Plan | str | None, fields: dict[str, Any]) -> tupl
     for name, setting in LOOP_FIELDS.items():
         if name in flags or name in fields:
             raise UsageError(f"{name} cannot be set in the plan of a script; next: {setting}")
-    for source in (flags, {} if plan is None else _non_default_fields(plan), fields):
+    kept = _read_fields(KEPT_PLAN_VARIABLE)
+    for source in (flags, {} if plan is None else _non_default_fields(plan), fields, kept):
         merged = merged.edit(**source)
     return merged, is_safe
+
+
+def _read_fields(variable: str) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(os.environ.get(variable) or "{}")
+    except ValueError as error:
+        raise UsageError(f"{variable} is not JSON: {error}") from None
+    return values
 
 
 def _non_default_fields(plan: Plan) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ CHANGED = {
 }
 
 
-def measured(folder: Path, variant: Variant) -> tuple[list[dict[str, Any]], ScriptProfile]:
+def measured(
+    folder: Path, variant: Variant, script: Path = SCRIPT
+) -> tuple[list[dict[str, Any]], ScriptProfile]:
     """Run the script; return the facts that each rank prints, and the profile of rank 0."""
     host = inspect_machine()
     if host.cores < 2:
@@ -62,7 +65,7 @@ def measured(folder: Path, variant: Variant) -> tuple[list[dict[str, Any]], Scri
     plan = Plan(
         device="cpu", devices=2, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
-    workload = Workload.from_script(str(SCRIPT))
+    workload = Workload.from_script(str(script))
     found = run(workload, plan, variant, machine=host, options=RunOptions(results=folder))
     assert found.status == "ok", found.cause
     assert found.folder is not None
@@ -93,3 +96,28 @@ def test_remedies_change_a_script_and_train_it_as_before(tmp_path: Path) -> None
     assert not patch.refusals
     assert not patch.flags
     assert len(patch.edits) == len(edits)
+
+
+@pytest.mark.slow
+def test_the_plan_of_nfold_run_has_other_fields(tmp_path: Path) -> None:
+    script = SCRIPT.parent / "tuned" / "with_run.py"
+    fields = (("precision", "bf16"), ("exchange", "bf16"))
+    facts, profile = measured(tmp_path, Variant(run_plan=fields), script)
+    assert facts == [dict(fields), dict(fields)]
+    edits = Variant.run_plan.source_edits(fields, profile)
+    assert edits
+    patch = make_patch(list(edits), Path.cwd())
+    assert not patch.refusals
+    assert b'nfold.Run(precision="bf16", exchange="bf16")' in patch.files[0].edited
+
+
+@pytest.mark.slow
+def test_ranks_keep_the_cores_of_their_start(tmp_path: Path) -> None:
+    script = SCRIPT.parent / "tuned" / "bound.py"
+    before, profile = measured(tmp_path, Variant(), script)
+    assert before == [{"cores": [0]}, {"cores": [0]}]
+    assert profile.shared_cores == 0  # of one rank; the probe compares all ranks
+    assert Variant.restored_affinity.is_useful(profile)
+    after, _ = measured(tmp_path, Variant(restored_affinity=True), script)
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    assert after == [{"cores": [first]}, {"cores": [second]}]

@@ -17,6 +17,7 @@ import nfold
 from nfold.api import FOLDER_VARIABLE, PLAN_VARIABLE
 from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import Plan
+from nfold.core.variant import Variant
 from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder
 
@@ -46,6 +47,15 @@ def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
     run = nfold.Run(Plan(accumulate=4), layout="channels_last")
     assert (run.plan.seed, run.plan.precision, run.plan.accumulate) == (2, "bf16", 4)
     assert run.plan.layout == "channels_last"
+
+
+def test_fields_that_tune_keeps_win_over_those_of_the_script(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in Variant(run_plan=(("precision", "bf16"),)).environment({}).items():
+        monkeypatch.setenv(name, value)
+    plan = nfold.Run(precision="fp32", layout="channels_last").plan
+    assert (plan.precision, plan.layout) == ("bf16", "channels_last")
 
 
 def test_a_safe_plan_is_a_word_or_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,7 +109,7 @@ def explain(**options: Any) -> None:
     counted and discarded.
     """
     if options["target"] and not options["module"]:
-        declared.refuse_missing_suffix(options["target"])
+        declared.refuse_missing_suffix("explain", options["target"])
     options["arguments"] = tuple(options["arguments"] or ())
     from nfold.cli.explain_command import ExplainOptions, run_explain
 
@@ -128,7 +128,7 @@ def tune(**options: Any) -> None:
     Exits with 3 if fresh runs do not confirm the gain.
     """
     if options["target"] and not options["module"]:
-        declared.refuse_missing_suffix(options["target"])
+        declared.refuse_missing_suffix("tune", options["target"])
     options["arguments"] = tuple(options["arguments"] or ())
     from nfold.cli.tune_command import TuneOptions, run_tune
 

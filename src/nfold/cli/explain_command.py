@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -11,10 +12,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nfold import workloads
-from nfold.bench.grid import parse_axes
+from nfold.bench.grid import GridAxes, parse_axes
 from nfold.cli import render
 from nfold.cli.explain_screen import print_explanation
 from nfold.cli.options import PlanOptions
@@ -61,8 +62,16 @@ SECONDS_PER_UNIT = {"s": 1, "": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainOptions(PlanOptions):
-    """The options of ``nfold explain`` as text, by parameter name."""
+    """The options of ``nfold explain`` as text, by parameter name.
 
+    ``command`` is the command's name, ``script_options`` those that apply to a script.
+    """
+
+    command: ClassVar[str] = "explain"
+    script_options: ClassVar[str] = (
+        "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
+        "--hang-timeout, --json, --plain, --no-report"
+    )
     target: str | None
     arguments: tuple[str, ...]
     module: bool
@@ -173,17 +182,18 @@ class WorkloadSubject:
     planned_design: ExperimentDesign
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
-        del experiment
-        return self.planned_design
+        kept = self.planned_design.plan.edit(**experiment.runner.kept_fields)
+        return dataclasses.replace(self.planned_design, plan=kept)
 
 
 def build_subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
     target, arguments = request.target, request.arguments
     if target is None:
+        other = ", or nfold explain --show" * (request.command == "explain")
         raise UsageError(
-            "no script and no workload; next: nfold explain train.py, or nfold explain --show"
+            f"no script and no workload; next: nfold {request.command} train.py{other}"
         )
-    check_script_target(target, arguments, module=request.module)
+    check_script_target(target, arguments, request.command, module=request.module)
     if request.module or is_script(target):
         module = request.module
         return build_script_subject(
@@ -191,8 +201,8 @@ def build_subject(request: ExplainOptions, machine: Machine) -> ExplainSubject:
         )
     if arguments:
         raise UsageError(
-            f"{' '.join(arguments)}: not an option of nfold explain, and a workload such as "
-            f"{target} takes no arguments; next: nfold explain --help"
+            f"{' '.join(arguments)}: not an option of nfold {request.command}, and a workload such "
+            f"as {target} takes no arguments; next: nfold {request.command} --help"
         )
     workload = _workload(target)
     design = design_of(request, workload, machine)
@@ -226,15 +236,7 @@ def _workload(text: str) -> Workload:
 
 def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> ExperimentDesign:
     """Return the design of a workload on N devices. Raises UsageError if its plan is refused."""
-    axes = parse_axes(
-        str(workload),
-        request.axis_fields,
-        common=Plan(device=request.device),
-        scaling=request.scaling or "strong",
-    )
-    changes = request.plan_changes(axes, "explain")
-    # The experiment sets the number of steps.
-    partial = Plan().edit(**changes).edit(steps=1)
+    axes, partial = requested_plan(request, workload)
     plan = build_plan_completer(machine, request.data)(workload, partial)
     check_devices(request, plan)
     operation = workloads.is_operation(workload)
@@ -254,6 +256,17 @@ def design_of(request: ExplainOptions, workload: Workload, machine: Machine) -> 
     if reason is not None:
         raise UsageError(reason)
     return design
+
+
+def requested_plan(request: ExplainOptions, workload: Workload) -> tuple[GridAxes, Plan]:
+    """Return the axes and the plan of the options; the experiment sets the number of steps."""
+    axes = parse_axes(
+        str(workload),
+        request.axis_fields,
+        common=Plan(device=request.device),
+        scaling=request.scaling or "strong",
+    )
+    return axes, Plan().edit(**request.plan_changes(axes, request.command)).edit(steps=1)
 
 
 def build_runner(
@@ -299,15 +312,11 @@ def _show(
         print_explanation(view, budget, details=request.details, plain=request.plain, page=page)
 
 
-SCRIPT_OPTIONS = (
-    "--devices, --device, --scaling, --budget, --again, --results, --telemetry-interval, "
-    "--hang-timeout, --json, --plain, --no-report"
-)
 LAUNCHER_COMMAND = re.compile(
     r"python[\d.]*|torchrun|accelerate|deepspeed|lightning|fabric|mpirun|mpiexec|srun|uv|poetry"
 )
 SHELL_SCRIPT_HINT = (
-    "a shell script; allowed is the Python script that it starts; next: nfold explain train.py "
+    "a shell script; allowed is the Python script that it starts; next: nfold {command} train.py "
     "--devices N -- ARGUMENTS"
 )
 NOTEBOOK_HINT = "a notebook; allowed is a Python script; next: jupyter nbconvert --to script"
@@ -323,21 +332,23 @@ def is_script(target: str) -> bool:
     return target.endswith(".py") or os.sep in target or os.path.isfile(target)
 
 
-def check_script_target(target: str, arguments: Sequence[str], *, module: bool) -> None:
+def check_script_target(
+    target: str, arguments: Sequence[str], command: str, *, module: bool
+) -> None:
     """Refuse launchers such as torchrun, modules without ``-m``, and scripts without ``.py``."""
     if LAUNCHER_COMMAND.fullmatch(os.path.basename(target)):
         command_line = dropwhile(lambda one: not (module or is_script(one)), arguments)
         script, *own = [*command_line] or ["train.py"]
         named = [MODULE_FLAG, script] if module else [script]
-        command = [*named, "--devices", "N", *(["--"] if own else ())]
+        words = [*named, "--devices", "N", *(["--"] if own else ()), *own]
         raise UsageError(
-            f"{target} is a launcher; nfold explain starts one process per device itself; "
-            f"allowed is the script; next: nfold explain {shlex.join([*command, *own])}"
+            f"{target} is a launcher; nfold {command} starts one process per device itself; "
+            f"allowed is the script; next: nfold {command} {shlex.join(words)}"
         )
     dotted = not module and DOTTED_NAME.fullmatch(target)
     if dotted and module_file(target, os.getcwd()) is not None:
         raise UsageError(
-            f"{target} is a module; allowed is {MODULE_FLAG} before its name; next: nfold explain "
+            f"{target} is a module; allowed is {MODULE_FLAG} before its name; next: nfold {command} "
             f"{shlex.join([MODULE_FLAG, target, *arguments])}"
         )
 
@@ -350,7 +361,7 @@ class ScriptSubject:
     placement: Plan
     scaling: Scaling | None
     machine: Machine
-    flags: PlanOptions
+    flags: ExplainOptions
 
     def design(self, experiment: Experiment) -> ExperimentDesign:
         """Run the script once, as a probe."""
@@ -365,13 +376,14 @@ def build_script_subject(
     target: str,
     arguments: Sequence[str],
     scaling: str | None,
-    flags: PlanOptions,
+    flags: ExplainOptions,
     machine: Machine,
     *,
     module: bool = False,
 ) -> ScriptSubject:
     """Return the subject of a path or a module name. Raises UsageError if it cannot run."""
-    workload = _module(target, arguments) if module else _script(target, arguments)
+    find = _module if module else _script
+    workload = find(target, arguments, flags.command)
     _check_flags(flags, f"{MODULE_FLAG} {target}" if module else target)
     chosen = next((one for one in SCRIPT_SCALINGS if one == scaling), None)
     if scaling is not None and chosen is None:
@@ -392,32 +404,32 @@ def undo_interrupted_runs(flags: PlanOptions) -> list[str]:
     return lines + [text for touched in found for text in touched.restore_errors]
 
 
-def _script(target: str, arguments: Sequence[str]) -> Workload:
+def _script(target: str, arguments: Sequence[str], command: str) -> Workload:
     if os.path.isdir(target):
         inside = os.path.join(target, "*.py")
         raise UsageError(f"{target} is a folder; allowed is a Python script; next: {inside}")
     workload = Workload.from_script(target, *arguments)
-    _check_python(target, target)
+    _check_python(target, target, command)
     return workload
 
 
-def _module(target: str, arguments: Sequence[str]) -> Workload:
+def _module(target: str, arguments: Sequence[str], command: str) -> Workload:
     if is_script(target):
         raise UsageError(
             f"{MODULE_FLAG} {target}: a file; allowed is the name of a module, as for python -m; "
-            f"next: nfold explain {target}"
+            f"next: nfold {command} {target}"
         )
     workload = Workload.from_module(target, *arguments)
     file = module_file(target, os.getcwd())
     assert file is not None
-    _check_python(file, f"{MODULE_FLAG} {target}")
+    _check_python(file, f"{MODULE_FLAG} {target}", command)
     return workload
 
 
-def _check_python(file: str, target: str) -> None:
+def _check_python(file: str, target: str, command: str) -> None:
     other = UNSUPPORTED_SUFFIXES.get(os.path.splitext(file)[1])
     if other is not None:
-        raise UsageError(f"{target} is {other}")
+        raise UsageError(f"{target} is {other.format(command=command)}")
     with open(file, "rb") as source:
         content = source.read()
     try:
@@ -430,7 +442,7 @@ def _check_python(file: str, target: str) -> None:
         ) from None
 
 
-def _check_flags(flags: PlanOptions, target: str) -> None:
+def _check_flags(flags: ExplainOptions, target: str) -> None:
     fields = {name: f" {value}" for name, value in flags.axis_fields.items() if value is not None}
     refused = {**fields, **({"skip_bad": ""} if flags.skip_bad else {})}
     refused.pop("devices", None)
@@ -440,14 +452,14 @@ def _check_flags(flags: PlanOptions, target: str) -> None:
     names = ", ".join(options)
     own = " ".join(f"{name}{value}" for name, value in options.items())
     raise UsageError(
-        f"{names}: {target} decides that itself; allowed with a script are {SCRIPT_OPTIONS}; next: "
-        f"nfold explain {target} -- {own}, if these are options of the script"
+        f"{names}: {target} decides that itself; allowed with a script are {flags.script_options}; "
+        f"next: nfold {flags.command} {target} -- {own}, if these are options of the script"
     )
 
 
-def _place(flags: PlanOptions, machine: Machine) -> Plan:
+def _place(flags: ExplainOptions, machine: Machine) -> Plan:
     axes = parse_axes("script", flags.axis_fields, common=Plan(device=flags.device))
-    changes: dict[str, Any] = flags.plan_changes(axes, "explain")
+    changes: dict[str, Any] = flags.plan_changes(axes, flags.command)
     plan = (
         Plan()
         .edit(**changes)

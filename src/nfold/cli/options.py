@@ -225,8 +225,8 @@ TUNE_OPTIONS = {
     },
     "budget": _value("Time limit of all runs: 5m, 10m, 1h.", LENGTH, "TIME", default="10m"),
     "allow": _value(
-        "Remedies that change the training, comma-separated: batch_norm, communication, order, "
-        "precision.",
+        "Remedies that change the training, comma-separated: augmentation, batch, batch_norm, "
+        "communication, order, precision.",
         LENGTH,
         "LIST",
     ),
@@ -419,12 +419,12 @@ def refuse_script(command: str, workload: str | None) -> None:
         )
 
 
-def refuse_missing_suffix(target: str) -> None:
+def refuse_missing_suffix(command: str, target: str) -> None:
     """Raise UsageError if ``target`` is no workload and a script ``target.py`` exists."""
     from nfold import workloads
     from nfold.core.errors import UsageError
 
     if target not in workloads.NAMES and Path(f"{target}.py").is_file():
         raise UsageError(
-            f"unknown workload {target!r}, but {target}.py exists; next: nfold explain {target}.py"
+            f"unknown workload {target!r}, but {target}.py exists; next: nfold {command} {target}.py"
         )

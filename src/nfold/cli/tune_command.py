@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from nfold.cli import render
 from nfold.cli.explain_command import (
@@ -15,11 +16,15 @@ from nfold.cli.explain_command import (
     build_subject,
     parse_seconds,
     print_notices,
+    requested_plan,
 )
+from nfold.cli.plan_completion import build_plan_completer
 from nfold.cli.signals import stop_on_signals
 from nfold.cli.terminal import open_screen
+from nfold.cli.tune_report import page_content
 from nfold.cli.tune_screen import TuneProgress, print_result
 from nfold.core.errors import RunFailure, UnknownValue, UsageError
+from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
 from nfold.core.source_location import display_path
 from nfold.core.workload import MODULE_FLAG, Workload
@@ -28,10 +33,10 @@ from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.launch_spec import WarmAgent
-from nfold.report.writer import explanation_folder
+from nfold.report.writer import TUNE_PAGE_FILE, explanation_folder, write_tune_page
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune.applied_patch import apply_patch, revert_patch
+from nfold.tune.applied_patch import apply_patch, check_can_apply, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
@@ -39,6 +44,7 @@ from nfold.tune.keep import (
     write_patch,
     write_settings,
 )
+from nfold.tune.plan_fields import TUNABLE_FIELDS
 from nfold.tune.remedies import PERMISSIONS
 from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.search import Search
@@ -51,6 +57,8 @@ BACKUP, COPIES = "backup", "edited"  # folders beside the files that are kept
 class TuneOptions(ExplainOptions):
     """The options of ``nfold tune`` as text, by parameter name."""
 
+    command: ClassVar[str] = "tune"
+    script_options: ClassVar[str] = f"{ExplainOptions.script_options}, --allow, --apply, --revert"
     allow: str | None
     apply: bool
     revert: bool
@@ -70,6 +78,8 @@ def run_tune(request: TuneOptions) -> int:
     machine = inspect_machine()
     subject = build_subject(request, machine)
     folder = explanation_folder(request.results, subject.workload)
+    if request.apply:
+        check_can_apply(script_files(subject.workload), folder / BACKUP)
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
@@ -100,9 +110,11 @@ def run_tune(request: TuneOptions) -> int:
                 raise
             screen.print_line("stopped before the original was measured: there is no result")
             return 128 + stop.signum
-        files = {}
+        files: dict[str, str] = {}
         if result.is_verified:
-            files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
+            files = keep_result(result, request, subject.workload, machine, folder)
+        if not request.no_report:
+            files |= write_report(result, files, folder)
     if request.as_json:
         render.print_json(result.to_json(files))
     else:
@@ -113,11 +125,11 @@ def run_tune(request: TuneOptions) -> int:
 
 
 def keep_result(
-    result: TuneResult, workload: Workload, machine: Machine, folder: Path, *, apply: bool
+    result: TuneResult, request: TuneOptions, workload: Workload, machine: Machine, folder: Path
 ) -> dict[str, str]:
     """Write what keeps the result; return paths, and what is left to do by hand, by kind.
 
-    A patch is written, and with ``apply`` applied, only if runs of the edited copy were faster and
+    A patch is written, and with ``--apply`` applied, only if runs of the edited copy were faster and
     train the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +137,7 @@ def keep_result(
     diff.unlink(missing_ok=True)
     profile = result.profile
     if profile is None:
-        plan = " ".join(f"--{one.name} {one.value}" for one in result.kept)
-        return {"options": plan}
+        return plan_options(result, request, workload, machine)
     write_settings(result, workload, machine, toml, profile)
     files = {"toml": display_path(toml.absolute())}
     verified = result.verification
@@ -135,10 +146,14 @@ def keep_result(
     if copy.sources and verified.copy_objection is None:
         write_patch(copy.patch, diff)
         files["patch"] = display_path(diff.absolute())
-        if apply:
-            changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
-            names = ", ".join(display_path(path) for path in changed)
-            files["applied to"] = f"{names}; --revert takes it back"
+        if request.apply:
+            try:
+                changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
+            except UsageError as error:
+                notes.append(str(error))
+            else:
+                names = ", ".join(display_path(path) for path in changed)
+                files["applied to"] = f"{names}; --revert takes it back"
     elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
     if copy.patch.variables:
@@ -147,6 +162,44 @@ def keep_result(
     if notes:
         files["by hand"] = "; ".join(notes)
     return files
+
+
+def script_files(workload: Workload) -> list[Path]:
+    """Return the file of a script; of a module, only its fingerprint is known before it runs."""
+    return [Path(workload.script[0])] if workload.script and workload.module is None else []
+
+
+def write_report(result: TuneResult, files: dict[str, str], folder: Path) -> dict[str, str]:
+    """Write the page of a result; return its path. Without altair, say so on standard error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = write_tune_page(folder, page_content(result, files))
+    if missing:
+        sys.stderr.write(terminal_safe(f"no HTML report: {missing}") + "\n")
+        return {}
+    return {"report": display_path((folder / TUNE_PAGE_FILE).absolute())}
+
+
+def plan_options(
+    result: TuneResult, request: TuneOptions, workload: Workload, machine: Machine
+) -> dict[str, str]:
+    """Return the options of ``nfold train`` that keep the result of a workload, and what they need."""
+    original, final = result.original.plan, result.final.plan
+    changes = {name: value for name, (value, _) in final.diff(original).items()}
+    axes, requested = requested_plan(request, workload)
+    completed = build_plan_completer(machine, request.data)(workload, requested.edit(**changes))
+    # A field that is chosen by others, such as the layout by the precision, stays as it was measured.
+    chosen = {name: value for name, (value, _) in final.diff(completed).items()}
+    changes |= {name: value for name, value in chosen.items() if name in TUNABLE_FIELDS}
+    per_device = axes.scaling == "weak"
+    changes["batch"] = (final.batch or 1) // (final.devices or 1 if per_device else 1)
+    factor = (final.batch or 1) / (original.batch or 1)
+    if factor == 1:
+        del changes["batch"]
+    options = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
+    found = {"options": " ".join(options)}
+    if factor != 1:
+        found["by hand"] = f"learning rate × {factor:g}, after a warm-up (linear scaling rule)"
+    return found
 
 
 def revert(request: TuneOptions) -> int:

@@ -48,6 +48,7 @@ MINIMUM_VALUES: dict[str, int] = {
 }
 
 TUNE_TABLE = "tune"  # of nfold.toml, which is no part of the plan
+KEPT_PLAN_VARIABLE = "NFOLD_KEPT_PLAN"  # fields of nfold.Run as JSON, before those of the script
 SAFE_PLAN = "safe"  # in place of a script's plan: no field is chosen by a search
 WARMUP_STEPS = 10
 MIN_TIMED_STEPS = 5  # fewer are not a measurement

@@ -264,7 +264,9 @@ class Experiment:
                     final = reason.startswith(("hung", "interrupted"))
                     if self.stop or trial in self._retried or final:
                         error = _training_error(design)
-                        raise RunFailure(f"{error}{trial}: {reason}; nothing can be explained")
+                        raise RunFailure(
+                            f"{error}{trial}: {reason}; there is nothing to compare with"
+                        )
                     self._retried.add(trial)
                 (group, *_) = self._interleaved_groups([trial, *optional])
                 missing = [one for one in group if self._needs_run(one, 0)]
@@ -402,8 +404,7 @@ def probe_script(
             raise RunFailure(
                 f"{name} divides its model over {devices_plan.devices or 1} devices "
                 f"({MODEL_PARALLEL_NAMES[profile.parallel]}), which compute the same samples "
-                "together; nfold explains only work that is divided by samples; next: --devices 1, "
-                "to explain one device"
+                "together; nfold compares only work that is divided by samples; next: --devices 1"
             )
         whole_data = None
         if several:

@@ -272,11 +272,9 @@ class WorkloadRunner:
     kept_variant: Variant = field(default_factory=Variant)
     kept_fields: Mapping[str, object] = field(default_factory=dict)
 
-    def with_remedies(
-        self, fields: Mapping[str, object], interventions: Mapping[str, object]
-    ) -> WorkloadRunner:
+    def with_remedies(self, fields: Mapping[str, object], interventions: Variant) -> WorkloadRunner:
         """Return a runner of trials under these fields of the plan and interventions."""
-        return dataclasses.replace(self, kept_fields=fields, kept_variant=Variant(**interventions))
+        return dataclasses.replace(self, kept_fields=fields, kept_variant=interventions)
 
     def with_sources(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
         """Return a runner that runs edited copies of a script's files: (path, path of the copy)."""

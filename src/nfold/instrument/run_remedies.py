@@ -19,6 +19,7 @@ from nfold.core.import_hooks import call_after_import
 from nfold.core.serialization import deserialize, replace_file
 from nfold.core.variant import RunRemedies
 from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.start_cores import StartCores
 from nfold.interventions.registry import REGISTRY
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class RemediedProcess:
         """Install the hooks, now or when torch is imported. A forked process has them already."""
         if RemediedProcess.installed is None:
             RemediedProcess.installed = self
+            StartCores.record()
             Patches().wrap(BaseProcess, "start", self._start_child)
             call_after_import({"torch": self._install_hooks})
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
+from nfold.core.import_hooks import call_after_import
 from nfold.core.script_profile import (
     SHARDED,
     BatchFunction,
@@ -80,6 +81,8 @@ from nfold.instrument.loaded_libraries import loaded_libraries
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
 from nfold.instrument.trained_model import TrainedModel
+
+RUN_MODULE = "nfold.engines.torch.run.user_run"
 
 
 class ScriptProfiler:
@@ -156,8 +159,15 @@ class ScriptProfiler:
         self._settings.apply(self._variant.current)
         self._threads.install(patches, warm_up)  # the script cannot change a number that is set
         patches.wrap(BaseProcess, "start", self._start_process)
+        call_after_import(
+            {RUN_MODULE: lambda module: warm_up.wrap(module.UserRun, "__init__", self._create_run)}
+        )
         self._forwards.start()
         self._compiler.start()
+
+    def _create_run(self, original: Any, run: Any, *args: Any, **kwargs: Any) -> None:
+        self._events.record_location("run")
+        original(run, *args, **kwargs)
 
     def switch_variant(self) -> None:
         self._wrappers.switch_variant()

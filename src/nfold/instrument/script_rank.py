@@ -35,6 +35,7 @@ from nfold.instrument.hooks.patches import (
     TrainerDetector,
     mark_parallelized,
 )
+from nfold.instrument.hooks.start_cores import StartCores
 from nfold.instrument.rank_environment import AffinityHook, has_own_world, rank_environment
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def run_rank(task: Task, observer: Observer) -> RankSamples:
 
     children = ChildTrainingDetector(task.workload.name, lambda: any(run.steps for run in runs))
     with rank_environment(task):
+        StartCores.record()
         children.install(patches)
         affinity.install(patches)
         decorator.install()
@@ -164,7 +166,7 @@ def exit_failure(script: Workload, exit_error: SystemExit) -> RunFailure:
     target = script.name if script.module is None else f"{MODULE_FLAG} {script.module}"
     advice = f"run it by hand: python {script}"
     if exit_error.code == USAGE_EXIT_CODE:
-        advice = f"pass its arguments after --, as in nfold explain {target} -- --epochs 3"
+        advice = f"pass its arguments after --, as in {target} -- --epochs 3"
     return RunFailure(f"{script.name} exited{reason}; next: {advice}")
 
 
@@ -197,8 +199,8 @@ def relative_import_failure(script: Workload, error: BaseException) -> RunFailur
     while (folder / "__init__.py").exists():
         names, folder = [folder.name, *names], folder.parent
     return RunFailure(
-        f"{script.name} uses relative imports: it is a module of a package; next: nfold explain "
-        f"{MODULE_FLAG} {'.'.join(names)} in the parent folder of the package"
+        f"{script.name} uses relative imports: it is a module of a package; next: "
+        f"{MODULE_FLAG} {'.'.join(names)} in place of its path, in the parent folder of the package"
     )
 
 
@@ -272,7 +274,8 @@ def _child_training_message(name: str, command: list[str], waited_s: float) -> s
     if index is not None:
         script, *arguments = os.path.basename(command[index]), *command[index + 1 :]
         process = shlex.join([script, *arguments])
-        advice = shlex.join(["nfold", "explain", script, *["--"][: len(arguments)], *arguments])
+        own = shlex.join([script, *["--"][: len(arguments)], *arguments])
+        advice = f"{own} in place of {name}"
     return (
         f"{name} makes no step: it has waited {waited_s:.0f} s for a child process ({process}), "
         f"and child processes are not measured; next: {advice}"

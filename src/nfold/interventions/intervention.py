@@ -54,6 +54,7 @@ class Intervention(Generic[T]):
         switchable: it can change between two steps of a running script.
         changes_communication: a captured step with another value is captured anew.
         applies_to_operations: it can be applied to a workload without gradients and model.
+        by_hand: what a user does where no edit of the source keeps a remedy.
         refused_in_scripts, refused_in_workloads: reason why PyTorch never applies it there.
         refused_in_runs: reason why ``nfold run --with`` never applies it to a script.
         needed_in_run: what a script has that the remedy changes; empty: it is always applied.
@@ -67,6 +68,7 @@ class Intervention(Generic[T]):
     kind: ClassVar[Literal["experiment", "remedy"]] = "experiment"
     numerics: ClassVar[Numerics | None] = None
     permission: ClassVar[str] = ""
+    by_hand: ClassVar[str] = "nfold knows no line to change"
     is_observation: ClassVar[bool] = False
     switchable: ClassVar[bool] = False
     changes_communication: ClassVar[bool] = False

@@ -30,6 +30,7 @@ from nfold.interventions.execution.garbage_collection_frozen import GarbageColle
 from nfold.interventions.execution.host_syncs import HostSyncs
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
+from nfold.interventions.execution.run_plan_fields import RunPlanFields
 from nfold.interventions.execution.set_grads_to_none import SetGradsToNone
 from nfold.interventions.execution.tf32_products import Tf32Products
 from nfold.interventions.input.cached_input import CachedInput
@@ -43,6 +44,7 @@ from nfold.interventions.input.unaugmented_images import AugmentedImages
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.placement.core_pinning import CorePinning
 from nfold.interventions.placement.rank_order import DataShares, DeviceOrder
+from nfold.interventions.placement.restored_affinity import RestoredAffinity
 from nfold.interventions.placement.single_device import SingleDevice
 from nfold.interventions.placement.thread_count import ThreadCount
 
@@ -91,6 +93,8 @@ class Interventions:
     garbage_collection_frozen = GarbageCollectionFrozen()
     non_blocking_copies = NonBlockingCopies()
     autocast_bf16 = AutocastBf16()
+    restored_affinity = RestoredAffinity()
+    run_plan = RunPlanFields()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -27,7 +27,10 @@ def edit_calls(
     profile: Any, event: str, function: str, arguments: Mapping[str, object]
 ) -> tuple[SourceEdit, ...] | None:
     """Give the calls of a function arguments, at all lines of an event."""
-    keywords = tuple((name, repr(value)) for name, value in arguments.items())
+    keywords = tuple(
+        (name, f'"{value}"' if isinstance(value, str) else repr(value))
+        for name, value in arguments.items()
+    )
     lines = _own_lines(profile, event)
     edits = [SetKeywords(location=line, function=function, keywords=keywords) for line in lines]
     return tuple(edits) or None

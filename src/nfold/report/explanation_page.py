@@ -169,7 +169,12 @@ def waterfall_rows(account: StepAccount) -> list[FigureRow]:
 
 
 def _waterfall_figure(drawing: FigureRenderer, budget: Budget, account: StepAccount) -> Figure:
-    rows = waterfall_rows(account)
+    title = f"A step on {pluralize(budget.devices, 'device')}, ms"
+    return waterfall_figure(drawing, waterfall_rows(account), title)
+
+
+def waterfall_figure(drawing: FigureRenderer, rows: list[FigureRow], title: str) -> Figure:
+    """Draw bars from ``start`` to ``end`` with their ``text``, and intervals from ``low`` to ``high``."""
     # An interval may be far wider than the step: it ends at the edge of the picture.
     right = 1.3 * max(row["end"] for row in rows)
     for row in rows:
@@ -186,7 +191,6 @@ def _waterfall_figure(drawing: FigureRenderer, budget: Budget, account: StepAcco
     text = base.mark_text(align="left", dx=8, color=TEXT)
     texts = text.encode(x=alt.X("edge:Q", scale=scale), text="text:N")
     chart = _wide(alt.layer(drawn, intervals, texts), len(rows))
-    title = f"A step on {pluralize(budget.devices, 'device')}, ms"
     note = "Lines are 95 % intervals; those wider than the picture end at its edge."
     return drawing.render(chart, title, note)
 

@@ -18,6 +18,7 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import ExplanationView, Previous
 from nfold.fieldreports.sheets import FieldReport
 from nfold.report import explanation, export
+from nfold.report.tune_content import TunePageContent
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def _write(path: Path, text: str, next_step: str = "name another file") -> Path:
     return path
 
 
+TUNE_PAGE_FILE = "tune.html"
 EXPLANATION_FILE, PAGE_FILE, MARKDOWN_FILE = "explain.json", "explain.html", "explain.md"
 FILE_VERSION = 1
 RESERVED_NAMES = ("measurements", "telemetry")  # folders of the store
@@ -135,6 +137,19 @@ def write_explanation(folder: Path, found: StoredExplanation, view: ExplanationV
         _write(folder / PAGE_FILE, explanation_page.explanation_page(view, found.budget))
     _write(folder / MARKDOWN_FILE, explanation.explanation_markdown(view, found.budget))
     return missing
+
+
+def write_tune_page(folder: Path, content: TunePageContent) -> str:
+    """Write the page of a tuning; return why there is none, or nothing.
+
+    Raises UsageError if the file cannot be written.
+    """
+    try:
+        from nfold.report import tune_page
+    except ModuleNotFoundError as error:
+        return str(ExtraMissing(error.name or "altair", "report"))
+    _write(folder / TUNE_PAGE_FILE, tune_page.tune_page(content))
+    return ""
 
 
 def read_values(folder: Path) -> StoredExplanation | None:

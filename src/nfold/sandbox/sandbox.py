@@ -290,7 +290,7 @@ def _refuse_execution(folder: Path, program: str) -> None:
     with _noting_refusal(folder):
         raise MachineUnfit(
             f"the script replaces its process by {program} (os.exec), where nfold cannot measure "
-            "it; next: do before nfold explain what the script restarts itself for, such as setting "
+            "it; next: do before nfold starts what the script restarts itself for, such as setting "
             "environment variables"
         )
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nfold.core.errors import UsageError
@@ -14,17 +16,29 @@ from nfold.tune.source_patch import SourcePatch
 RECORD = "applied.json"
 
 
-def apply_patch(patch: SourcePatch, folder: Path, backup: Path) -> list[Path]:
-    """Write the edited files, whose paths are relative to ``folder``; return them.
-
-    The originals are kept in ``backup``. Raises UsageError if a file is no longer what was edited,
-    or if an earlier patch is applied; then nothing is written.
-    """
+def check_can_apply(files: Iterable[Path], backup: Path) -> None:
+    """Raise UsageError if an earlier patch is applied, or if a file is read-only."""
     if (backup / RECORD).exists():
         raise UsageError(
             "--apply: an earlier result is applied already; next: nfold tune SCRIPT --revert"
         )
+    for path in files:
+        writable = path.stat().st_mode & stat.S_IWUSR and os.access(path, os.W_OK)
+        if not (writable and os.access(path.parent, os.W_OK)):
+            raise UsageError(
+                f"--apply: {path.name} is read-only; next: chmod u+w, or no --apply: the patch is "
+                "written in any case"
+            )
+
+
+def apply_patch(patch: SourcePatch, folder: Path, backup: Path) -> list[Path]:
+    """Write the edited files, whose paths are relative to ``folder``; return them.
+
+    The originals are kept in ``backup``. Raises UsageError if a file is no longer what was edited
+    or is read-only, or if an earlier patch is applied; then nothing is written.
+    """
     files = [(folder / file.path, file) for file in patch.files]
+    check_can_apply([path for path, _ in files], backup)
     for path, file in files:
         if path.read_bytes() != file.original:
             raise UsageError(f"--apply: {file.path} was changed meanwhile; next: nfold tune again")

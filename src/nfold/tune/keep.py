@@ -11,10 +11,12 @@ from nfold.core.machine import Machine
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.serialization import replace_file
 from nfold.core.source_edit import SetVariable, SourceEdit
+from nfold.core.variant import Variant
 from nfold.core.workload import Workload
+from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.plan_edits import loader_worker_edits
-from nfold.tune.remedies import Remedy
+from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import EditedCopy, TuneResult
 from nfold.tune.settings_file import KeptRemedy, TunedSettings
 from nfold.tune.source_patch import SourcePatch, make_patch
@@ -28,6 +30,8 @@ def source_edits(remedy: Remedy, profile: ScriptProfile) -> tuple[SourceEdit, ..
         return loader_worker_edits(remedy.value, profile)
     if remedy.is_plan_field:
         return None
+    if remedy.in_run:
+        return Variant.run_plan.source_edits(tuple(remedy.fields.items()), profile)
     return REGISTRY[remedy.name].source_edits(remedy.value, profile)
 
 
@@ -46,7 +50,7 @@ def edit_script(
     """
     edits = {remedy: source_edits(remedy, profile) for remedy in remedies}
     whole = {remedy: own for remedy, own in edits.items() if own}
-    notes = [f"{one.label}: nfold knows no line to change" for one in remedies if not edits[one]]
+    notes = [f"{one.label}: {_by_hand(one)}" for one in remedies if not edits[one]]
     for remedy, own in [*whole.items()]:
         alone = make_patch(own, folder)
         if alone.refusals or alone.flags:
@@ -70,6 +74,11 @@ def edit_script(
     )
 
 
+def _by_hand(remedy: Remedy) -> str:
+    known = not remedy.is_plan_field and not remedy.in_run
+    return (REGISTRY[remedy.name] if known else Intervention).by_hand
+
+
 def _write_copies(patch: SourcePatch, folder: Path, copies: Path) -> Iterator[tuple[str, str]]:
     for file in patch.files:
         copy = copies / file.path
@@ -82,7 +91,6 @@ def write_settings(
     result: TuneResult, workload: Workload, machine: Machine, file: Path, profile: ScriptProfile
 ) -> None:
     """Write the remedies of a script to nfold.toml, with their evidence."""
-    gains = {one.remedy: one.gain for one in result.tried}
     plan = result.final.plan
     settings = TunedSettings(
         command=workload.script,
@@ -95,8 +103,26 @@ def write_settings(
         versions={"torch": machine.versions["torch"], "nfold": nfold.__version__},
         when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         gain=result.verification.gain,
-        remedies=tuple(
-            KeptRemedy(
+        remedies=tuple(_kept_remedies(result, profile)),
+    )
+    settings.write(file)
+
+
+def _kept_remedies(result: TuneResult, profile: ScriptProfile) -> Iterator[KeptRemedy]:
+    """Yield the remedies; those of the plan of nfold.Run are one, without a gain of its own."""
+    gains = {one.remedy: one.gain for one in result.tried}
+    in_run = [one for one in result.kept if one.in_run]
+    if in_run:
+        yield KeptRemedy(
+            name=Variant.run_plan.name,
+            value=result.final.variant.run_plan,
+            numerics=largest_change(in_run),
+            place=place_of(in_run[0], profile),
+            gain=gains.get(in_run[0]) if len(in_run) == 1 else None,
+        )
+    for one in result.kept:
+        if not one.in_run:
+            yield KeptRemedy(
                 name=one.name,
                 value=one.value,
                 numerics=one.numerics,
@@ -104,10 +130,6 @@ def write_settings(
                 reason=one.reason,
                 gain=gains.get(one),
             )
-            for one in result.kept
-        ),
-    )
-    settings.write(file)
 
 
 def write_patch(patch: SourcePatch, file: Path) -> None:

@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nfold.core.format import join_words
 from nfold.core.plan import Plan
 from nfold.core.stats import Interval
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.result.budget import Budget
 from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
+from nfold.tune.plan_fields import (
+    TUNABLE_FIELDS,
+    field_values,
+    worker_counts,
+    worker_limit,
+)
 from nfold.tune.settings_file import keepable_remedies
 
-PLAN_NUMERICS: dict[str, Numerics] = {
-    "workers": "same",
-    "input": "same",
-    "step": "rounding",
-    "layout": "rounding",
-    "kernels": "rounding",
-    "precision": "training",
-    "exchange": "training",
-    "strategy": "same",
-}
-PLAN_PERMISSIONS = {"precision": "precision", "exchange": "communication"}
+Refusal = Callable[[Trial], str | None]
+"""Why a trial cannot run, or None."""
+
 PERMISSIONS = tuple(
-    sorted({each.permission for each in REGISTRY.values()} - {""} | {*PLAN_PERMISSIONS.values()})
+    sorted(
+        {each.permission for each in REGISTRY.values() if each.permission}
+        | {each.permission for each in TUNABLE_FIELDS.values() if each.permission}
+    )
 )
 """The values of ``--allow``: each lets remedies change the training."""
-MIN_WORKER_LIMIT = 8  # workers that wait for storage need no core
+MAX_NEEDED_FIELDS = 2
 MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
 REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "input": (
+        "restored_affinity",
         "workers",
         "input",
         "loader_prefetch_factor",
@@ -49,6 +53,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "gradient_as_bucket_view",
         "nccl_algorithm",
         "nccl_protocol",
+        "exchange",
     ),
     "synchronization": (
         "find_unused_parameters",
@@ -58,21 +63,20 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     ),
     "launch-bound": ("compiled", "step", "fused_optimizer"),
     "layout": ("channels_last", "layout"),
-    "threads": ("threads",),
+    "threads": ("restored_affinity", "threads"),
     "memory": ("expandable_segments",),
     "copies": ("loader_pin_memory", "non_blocking_copies"),
     "imbalance": ("threads", "garbage_collection_frozen"),
     "single-process": ("strategy",),
 }
 STANDARD = (
-    "anomaly_detection",  # these three are tried only where the script has what they change
+    "anomaly_detection",  # these four are tried only where the script has what they change
+    "restored_affinity",
     "find_unused_parameters",
     "set_grads_to_none",
     "workers",
     "compiled",
-    "step",
     "channels_last",
-    "layout",
     "cudnn_benchmark",
     "fused_optimizer",
     "ddp_static_graph",
@@ -100,53 +104,72 @@ MACHINE_DEPENDENT = (
 class Remedy:
     """One change that a user can keep: a field of the plan or an intervention, and its value.
 
-    ``reason`` says what it is tried for: ``input: 48 of 72 ms of a step``, or ``standard``.
-    ``predicted`` is the factor of the throughput that an explanation expects.
+    ``needs`` are values of other fields without which a plan with this one is refused. ``in_run``: the
+    field is one of a script's ``nfold.Run``. ``reason`` says what it is tried for: ``input: 48 of 72
+    ms of a step``, or ``standard``. ``predicted`` is the factor of the throughput that an explanation
+    expects.
     """
 
     name: str
     value: Any
+    needs: tuple[tuple[str, Any], ...] = ()
+    in_run: bool = False
     reason: str = ""
     predicted: Interval | None = None
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the plan that it sets."""
+        return {**dict(self.needs), self.name: self.value}
+
+    @property
     def is_plan_field(self) -> bool:
-        return self.name not in REGISTRY
+        """Return whether it changes the plan by which nfold runs a workload or a script."""
+        return self.name in TUNABLE_FIELDS and not self.in_run
+
+    @property
+    def _is_field(self) -> bool:
+        return self.name in TUNABLE_FIELDS
 
     @property
     def numerics(self) -> Numerics:
-        if self.is_plan_field:
-            return PLAN_NUMERICS[self.name]
+        if self._is_field:
+            return max((TUNABLE_FIELDS[one].numerics for one in self.fields), key=NUMERICS.index)
         numerics = REGISTRY[self.name].numerics
         assert numerics is not None
         return numerics
 
     @property
     def permission(self) -> str:
-        if self.is_plan_field:
-            return PLAN_PERMISSIONS.get(self.name, "")
+        if self._is_field:
+            return TUNABLE_FIELDS[self.name].permission
         return REGISTRY[self.name].permission
 
     @property
     def label(self) -> str:
-        """``channels_last``, ``num_workers=4``."""
+        """``channels_last``, ``num_workers=4``, ``step compiled with strategy nfold``."""
         if self.name == "workers":
             return f"num_workers={self.value}"
-        if self.is_plan_field:
-            return f"{self.name} {self.value}"
+        if self._is_field:
+            needed = join_words([f"{name} {value}" for name, value in self.needs])
+            return f"{self.name} {self.value}{needed and f' with {needed}'}"
         return REGISTRY[self.name].label(self.value)
 
     def apply(self, trial: Trial) -> Trial:
         """Return the trial with the remedy, in place of another value of the same."""
-        change = {self.name: self.value}
-        return trial.edit(**change) if self.is_plan_field else trial.under(**change)
+        if self.is_plan_field:
+            return trial.edit(**self.fields)
+        if self.in_run:
+            return trial.under(
+                run_plan=tuple({**dict(trial.variant.run_plan), **self.fields}.items())
+            )
+        return trial.under(**{self.name: self.value})
 
     def further(self, cores: int, plan: Plan) -> Remedy | None:
         """Return the next value in the same direction, to try if this one is kept, or None."""
         if self.name != "workers" or not self.value or self.value <= (plan.workers or 0):
             return None
-        limit = max(MIN_WORKER_LIMIT, cores // (plan.devices or 1))
-        if 2 * self.value > limit:
+        if 2 * self.value > worker_limit(plan, cores):
             return None
         return dataclasses.replace(self, value=2 * self.value)
 
@@ -172,31 +195,82 @@ def largest_change(remedies: Iterable[Remedy]) -> Numerics:
 
 
 def choose_remedies(
-    design: ExperimentDesign, budget: Budget, cores: int, allowed: Collection[str]
+    design: ExperimentDesign,
+    budget: Budget,
+    cores: int,
+    allowed: Collection[str],
+    refusal: Refusal,
 ) -> list[Remedy]:
     """Return the remedies to try: those of costly causes first, then the standard list.
 
-    Those that change the training need their permission in ``allowed``.
+    Those that change the training need their permission in ``allowed``. Values of a field that the
+    rules of the framework refuse in any case are not returned.
     """
     reasons = dict(_reasons(budget))
-    names = [*reasons, *(name for name in STANDARD if name not in reasons)]
-    names += [
+    permitted = [
         name
         for name, each in REGISTRY.items()
         if each.kind == "remedy" and each.permission in allowed and each.permission
     ]
     found = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys([*reasons, *STANDARD, *TUNABLE_FIELDS, *permitted]):
         reason, predicted = reasons.get(name, ("standard", None))
         for value in values_to_try(name, design, cores):
-            remedy = Remedy(name=name, value=value, reason=reason, predicted=predicted)
+            remedy = Remedy(
+                name=name,
+                value=value,
+                in_run=design.profile is not None and name in TUNABLE_FIELDS and name != "workers",
+                reason=reason,
+                predicted=predicted,
+            )
             if not remedy.permission or remedy.permission in allowed:
                 found.append(remedy)
+    actual = design.actual()
     if design.profile is not None:
         keepable = keepable_remedies()
-        found = [remedy for remedy in found if remedy.name in keepable]
-    actual = design.actual()
+        found = [one for one in found if one.name in keepable or _is_possible(one, actual, refusal)]
+    else:
+        needed = PlanCompletion(cores, allowed, refusal)
+        found = [remedy for remedy in found if needed.complete(remedy, actual) is not None]
     return [remedy for remedy in found if remedy.apply(actual) != actual]
+
+
+def _is_possible(remedy: Remedy, actual: Trial, refusal: Refusal) -> bool:
+    return remedy.in_run and refusal(remedy.apply(actual)) is None
+
+
+@dataclass(frozen=True)
+class PlanCompletion:
+    """Finds the other fields that a plan needs with a remedy, such as another strategy with a step."""
+
+    cores: int
+    allowed: Collection[str]
+    refusal: Refusal
+
+    def complete(
+        self, remedy: Remedy, trial: Trial, kept: Collection[Remedy] = ()
+    ) -> Remedy | None:
+        """Return the remedy with the fewest needed fields, or None if every such plan is refused.
+
+        Fields that other kept remedies set stay. A remedy in place of a kept value has its needs.
+        """
+        replaced = [one for one in kept if one.name == remedy.name]
+        inherited = dict(need for one in replaced for need in one.needs)
+        fixed = {name for one in kept for name in one.fields} | {remedy.name}
+        others = [
+            (name, value)
+            for name, each in TUNABLE_FIELDS.items()
+            if name not in fixed and (not each.permission or each.permission in self.allowed)
+            for value in field_values(name, trial.plan, self.cores)
+        ]
+        for count in range(MAX_NEEDED_FIELDS + 1):
+            for needs in itertools.combinations(others, count):
+                if len(dict(needs)) == count:
+                    needed = tuple((inherited | dict(needs)).items())
+                    complete = dataclasses.replace(remedy, needs=needed)
+                    if self.refusal(complete.apply(trial)) is None:
+                        return complete
+        return None
 
 
 def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]]:
@@ -222,42 +296,14 @@ def _reasons(budget: Budget) -> Iterator[tuple[str, tuple[str, Interval | None]]
 
 def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any, ...]:
     """Return the values of a remedy for this script or workload; empty if it cannot help it."""
-    if name in REGISTRY:
-        intervention, profile = REGISTRY[name], design.profile
-        if profile is None or not intervention.is_useful(profile):
-            return ()
-        return intervention.values_to_try(profile, design.plan, cores)
-    if name not in PLAN_NUMERICS:
-        return ()
-    return _plan_values(name, design, design.plan, cores)
-
-
-def _plan_values(name: str, design: ExperimentDesign, plan: Plan, cores: int) -> tuple[Any, ...]:
+    if name in TUNABLE_FIELDS and design.profile is None:
+        return field_values(name, design.plan, cores)
     if name == "workers":
-        return _worker_counts(design, plan, cores)
-    if design.profile is not None:
-        return ()  # the script sets it
-    on_gpu = plan.device == "cuda"
-    values: dict[str, tuple[Any, ...]] = {
-        "step": ("captured", "compiled+captured") if on_gpu else ("compiled",),
-        "layout": ("channels_last", "channels_first"),
-        "input": ("resident",),
-        "kernels": ("tuned",) if "compiled" in str(plan.step) and on_gpu else (),
-        "precision": ("bf16",) if on_gpu else (),
-        "exchange": ("bf16",) if (plan.devices or 1) > 1 else (),
-        "strategy": ("nfold",) if plan.strategy in ("dp", "ddp") else (),
-    }
-    return values[name]
-
-
-def _worker_counts(design: ExperimentDesign, plan: Plan, cores: int) -> tuple[int, ...]:
-    if design.profile is not None and design.profile.loader is None:
+        return worker_counts(design.plan, cores) if design.facts.loader is not None else ()
+    if name in TUNABLE_FIELDS:
+        has_field = TUNABLE_FIELDS[name].in_run and "run" in design.facts.source_locations
+        return field_values(name, design.plan, cores) if has_field else ()
+    intervention, profile = REGISTRY[name], design.profile
+    if profile is None or not intervention.is_useful(profile):
         return ()
-    own, share = plan.workers or 0, max(1, cores // (plan.devices or 1))
-    if plan.device == "cpu":  # workers have no cores of their own
-        counts = [2 * own or 2, own // 2 or 1, 0]
-    else:
-        counts = [min(share, max(4, 2 * own)), share, own // 2, 2 * own]
-    limit = max(MIN_WORKER_LIMIT, share)
-    allowed = [count for count in counts if count <= limit and count != own]
-    return tuple(dict.fromkeys(allowed))[:3]
+    return intervention.values_to_try(profile, design.plan, cores)

@@ -84,8 +84,9 @@ class Verification:
 class TuneResult:
     """The result of ``nfold tune``.
 
-    ``budget`` is the explanation of the original, ``profile`` what its probe run observed in a
-    script; ``losses`` says how the training was compared.
+    ``budget`` is the explanation of the original, ``final_budget`` that of what is left with the
+    remedies that the first round kept, None if there was no time for it, and ``profile`` what its
+    probe run observed in a script; ``losses`` says how the training was compared.
     """
 
     target: str
@@ -97,6 +98,7 @@ class TuneResult:
     verification: Verification
     losses: str
     budget: Budget
+    final_budget: Budget | None = None
     profile: ScriptProfile | None = None
     stopped: bool = False
 

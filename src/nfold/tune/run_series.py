@@ -14,6 +14,7 @@ from nfold.core.stats import Interval
 from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
+PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
@@ -100,3 +101,14 @@ class RunSeries:
                 pool.degrees_of_freedom += 1
             last[what] = log_time
         return pool
+
+
+def is_decided(gain: Interval, threshold: float) -> bool:
+    """Return whether the interval lies on one side of the threshold."""
+    assert gain.low is not None
+    assert gain.high is not None
+    return gain.low > threshold or gain.high < threshold
+
+
+def is_precise(gain: Interval) -> bool:
+    return gain.low is not None and math.log(gain.value / gain.low) < PRECISE

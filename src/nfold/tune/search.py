@@ -28,6 +28,7 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
+    PlanCompletion,
     Remedy,
     apply_all,
     choose_remedies,
@@ -36,7 +37,7 @@ from nfold.tune.remedies import (
     values_to_try,
 )
 from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
-from nfold.tune.run_series import RunSeries
+from nfold.tune.run_series import RunSeries, is_decided, is_precise
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -48,7 +49,6 @@ LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
-PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
@@ -106,12 +106,14 @@ class Search:
         design, budget = self._explained(EXPLAIN_FRACTION)
         original = self._original(design, budget.n_devices.step_ms.value / 1e3)
         if budget.training_errors:
-            raise RunFailure(f"wrong training: {budget.training_errors[0]}; next: nfold explain")
+            error = budget.training_errors[0]
+            hint = "" if "next: " in error else "; next: correct it, then nfold tune again"
+            raise RunFailure(f"wrong training: {error}{hint}")
         for _ in range(2):
             self._measure(original)
         if self._series.count(original) == 0:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
-        self._search(design, budget, original)
+        left = self._search(design, budget, original)
         self._try_pairs(original)
         self._prune(self.kept, original)
         verification = self._verify(original, design.profile)
@@ -125,6 +127,7 @@ class Search:
             verification=verification,
             losses=self._loss_summary(original),
             budget=budget,
+            final_budget=left if self.kept else budget,
             profile=design.profile,
             stopped=bool(self.stop),
         )
@@ -147,30 +150,33 @@ class Search:
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
 
-    def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
-        """Try all remedies; after the first round explain again what is left."""
-        remedies = choose_remedies(design, budget, self.cores, self.allowed)
+    def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> Budget | None:
+        """Try all remedies; after the first round explain again what is left, and return that."""
+        refusal = self.runner.refusal_reason
+        remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
-        if self.kept and not self.stop and self._time_for(1, extra_s=again_s):
-            runner, self.runner = self.runner, self._runner_with_kept()
-            try:
-                later, budget = self._explained(AGAIN_FRACTION)
-            except RunFailure:
-                return
-            finally:
-                self.runner = runner
-            known = {(one.remedy.name, one.remedy.value) for one in self.tried}
-            more = choose_remedies(later, budget, self.cores, self.allowed)
-            self._try_all([one for one in more if (one.name, one.value) not in known], original)
+        if not self.kept or self.stop or not self._time_for(1, extra_s=again_s):
+            return None
+        runner, self.runner = self.runner, self._runner_with_kept()
+        try:
+            later, left = self._explained(AGAIN_FRACTION)
+        except RunFailure:
+            return None
+        finally:
+            self.runner = runner
+        known = {(one.remedy.name, one.remedy.value) for one in self.tried}
+        more = choose_remedies(later, left, self.cores, self.allowed, refusal)
+        new = [one for one in more if (one.name, one.value) not in known]
+        self._try_all([one for one in new if one.apply(original) != original], original)
+        return left
 
     def _runner_with_kept(self) -> WorkloadRunner:
-        return self.runner.with_remedies(
-            {r.name: r.value for r in self.kept if r.is_plan_field},
-            {r.name: r.value for r in self.kept if not r.is_plan_field},
-        )
+        fields = {k: v for r in self.kept if r.is_plan_field for k, v in r.fields.items()}
+        kept = apply_all(self.kept, Trial(plan=Plan()))
+        return self.runner.with_remedies(fields, kept.variant)
 
     def _try_together(self, remedies: Sequence[Remedy], original: Trial) -> None:
         """Keep all of ``remedies`` if they help together, and drop those that are not needed.
@@ -178,9 +184,13 @@ class Search:
         If they fail or change the training, each half is tried. What is not kept can still be tried
         alone.
         """
-        best = apply_all(self.kept, original)
-        group = [one for one in remedies if self._is_allowed(one.apply(best))]
-        trial = apply_all(group, best)
+        best = trial = apply_all(self.kept, original)
+        group: list[Remedy] = []
+        for one in remedies:
+            complete = self._complete(one, trial, [*self.kept, *group])
+            if self._is_allowed(complete.apply(trial)):
+                group.append(complete)
+                trial = complete.apply(trial)
         if not group or self.stop or not self._time_for(2):
             return
         if len(group) == 1:
@@ -198,7 +208,7 @@ class Search:
                 return
             self._measure(best)
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         if gain is not None and gain.low is not None and gain.low > self._threshold:
             self.kept += group
@@ -215,6 +225,13 @@ class Search:
         for part in (group[:middle], group[middle:]):
             self._try_together([one for one in part if one not in named], original)
 
+    def _complete(self, remedy: Remedy, trial: Trial, kept: Collection[Remedy]) -> Remedy:
+        """Return the remedy with the fields of the plan that it needs, if there are such."""
+        if not remedy.is_plan_field:
+            return remedy
+        completion = PlanCompletion(self.cores, self.allowed, self.runner.refusal_reason)
+        return completion.complete(remedy, trial, kept) or remedy
+
     def _is_allowed(self, trial: Trial) -> bool:
         return self.runner.refusal_reason(trial) is None
 
@@ -222,8 +239,8 @@ class Search:
         """Try each remedy on top of those that are kept, and decide."""
         left = [*remedies]
         while left:
-            remedy = left.pop(0)
             best = apply_all(self.kept, original)
+            remedy = self._complete(left.pop(0), best, self.kept)
             trial = remedy.apply(best)
             if trial == best or any(one.remedy == remedy for one in self.tried):
                 continue
@@ -254,7 +271,7 @@ class Search:
                 self._note(remedy, "changes training", reason=objection)
                 return
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
@@ -327,6 +344,8 @@ class Search:
     ) -> Interval | None:
         """Return the gain of ``group`` beside ``others``; None if they alone do not run."""
         final, without = apply_all(self.kept, original), apply_all(others, original)
+        if not self._is_allowed(without):
+            return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
         for _ in range(2):
@@ -361,7 +380,7 @@ class Search:
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
-            enough = number >= VERIFYING_PAIRS and gain is not None and _is_precise(gain)
+            enough = number >= VERIFYING_PAIRS and gain is not None and is_precise(gain)
             late = len(arms) * self._typical_run_s > self.time_budget.remaining_s
             if self.stop or enough or (number >= LEAST_VERIFYING_PAIRS and late):
                 break
@@ -478,17 +497,6 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     if wrong is not None:
         return f"wrong training: {wrong}"
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
-
-
-def _is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
-    assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
-
-
-def _is_precise(gain: Interval) -> bool:
-    return gain.low is not None and math.log(gain.value / gain.low) < PRECISE
 
 
 def _median_ms(series: RunSeries, what: object, plan: Plan) -> float | None:

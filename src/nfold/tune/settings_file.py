@@ -82,10 +82,11 @@ class KeptRemedy:
                 raise UsageError(f"{self.name} without a value: allowed are whole numbers from 0")
             return
         try:
-            read_value(intervention.value_type, self.value, self.name)
+            value = read_value(intervention.value_type, serialize(self.value), self.name)
         except ValueError as error:
             raise UsageError(f"remedy {error}; next: remove it, or {AGAIN}") from None
-        intervention.check(self.value)
+        object.__setattr__(self, "value", value)  # a list of TOML is a tuple
+        intervention.check(value)
 
     @property
     def numerics_class(self) -> str:

@@ -116,3 +116,25 @@ def test_a_wrong_request_for_a_script_says_what_is_allowed(line: str, said: str)
     assert isinstance(error, UsageError)
     assert said in str(error)
     assert not Path("nfold-results").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "train --devices cpu:2",
+        "package.train --lr 1",
+        "python train.py --lr 1",
+        "accelerate launch",
+        "run.sh --devices cpu:2",
+        "-m train.py",
+        "train.py --devices cpu:2 --precision bf16",
+        "digits --devices cpu:2 --lr 0.1",
+        "digits --devices cpu:1,cpu:2",
+    ],
+)
+def test_a_wrong_request_for_tune_names_tune(line: str) -> None:
+    error = CliRunner().invoke(app, ["tune", *line.split()]).exception
+    assert isinstance(error, UsageError)
+    assert "nfold tune" in str(error)
+    assert "explain" not in str(error)

@@ -42,7 +42,9 @@ def test_relative_import_failure_names_the_module(
         (tmp_path / package.removeprefix("inner") / "__init__.py").touch()
     error = ImportError("attempted relative import with no known parent package")
     script = Workload(name="train.py", script=(str(file),))
-    assert f"nfold explain -m {name} " in str(script_rank.relative_import_failure(script, error))
+    assert f"next: -m {name} in place of its path" in str(
+        script_rank.relative_import_failure(script, error)
+    )
     assert script_rank.relative_import_failure(script, ImportError("No module named 'x'")) is None
     module = Workload(name=name, script=("-m", name))
     assert script_rank.relative_import_failure(module, error) is None
@@ -60,7 +62,7 @@ def test_argparse_error_is_reported() -> None:
     parser.add_argument("--data", required=True)
     told = _exited(lambda: parser.parse_args([]))
     assert "the following arguments are required: --data" in told
-    assert "nfold explain train.py -- " in told
+    assert "as in train.py -- --epochs 3" in told
 
 
 def test_exit_code_or_message_is_reported() -> None:
@@ -114,7 +116,7 @@ def test_child_process_that_trains_is_named(tmp_path: Path, hasty: list[bool]) -
         with pytest.raises(RunFailure, match=r"\(child.py --lr 1\)") as told:
             process.wait()
         process.kill()
-    assert str(told.value).endswith("next: nfold explain child.py -- --lr 1")
+    assert str(told.value).endswith("next: child.py -- --lr 1 in place of launch.py")
 
 
 def test_other_children_are_waited_for(tmp_path: Path, hasty: list[bool]) -> None:

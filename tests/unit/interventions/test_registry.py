@@ -31,7 +31,9 @@ def other_value(intervention: Intervention[Any]) -> Any:
         return not intervention.default
     if get_origin(kind) is Literal:
         return get_args(kind)[-1]
-    return (1, 0) if get_origin(kind) is tuple else 3
+    if get_origin(kind) is tuple:
+        return (("precision", "bf16"),) if get_origin(get_args(kind)[0]) is tuple else (1, 0)
+    return 3
 
 
 @EVERY

@@ -107,14 +107,25 @@ def test_threads_are_set_where_the_script_sets_them_or_by_a_variable() -> None:
 
 
 def test_remedies_without_one_place_and_experiments_have_no_edits() -> None:
-    events = ("model", "wrapper", "step", "threads", "anomaly", "optimizer", "zeroed_gradients")
+    events = (
+        "model",
+        "wrapper",
+        "step",
+        "threads",
+        "anomaly",
+        "optimizer",
+        "zeroed_gradients",
+        "run",
+    )
     everywhere = dataclasses.replace(
         profile(**dict.fromkeys(events, "train.py:9"), copy=IN_STEP),
         optimizers=("SGD",),
         loader=DataLoaderProfile(created_at="train.py:9"),
     )
     without = {"captured", "exchange_each_micro_batch", "synchronised_batch_norm", "autocast_bf16"}
+    without.add("restored_affinity")
     values = {"compiled": "default", "threads": 2, "nccl_algorithm": "Ring", "nccl_protocol": "LL"}
+    values["run_plan"] = (("precision", "bf16"),)
     for name, intervention in REGISTRY.items():
         value = values.get(name, not intervention.default)
         found = intervention.source_edits(value, everywhere)

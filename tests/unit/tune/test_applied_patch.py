@@ -51,3 +51,12 @@ def test_a_file_that_was_changed_meanwhile_is_not_touched(
     with pytest.raises(UsageError, match="changed since"):
         revert_patch(backup)
     assert script.read_bytes() == b"# mine\n" + EDITED
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path: Path, patch: SourcePatch) -> None:
+    script, backup = tmp_path / "train.py", tmp_path / "backup"
+    script.chmod(0o444)
+    with pytest.raises(UsageError, match=r"train.py is read-only; next: chmod"):
+        apply_patch(patch, tmp_path, backup)
+    assert script.read_bytes() == SOURCE
+    assert not backup.exists()

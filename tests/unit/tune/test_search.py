@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -238,3 +239,22 @@ def test_an_original_that_fails_is_an_error() -> None:
 
     with pytest.raises(RunFailure, match="no seed, please"):
         Simulation(scenario(), sabotage).tune()
+
+
+@pytest.mark.parametrize(("factor", "is_kept"), [(1.0, True), (3.0, False)])
+def test_losses_that_do_not_repeat_are_compared_by_their_means(
+    factor: float, is_kept: bool
+) -> None:
+    """``factor``: by which a remedy changes the losses of a script whose runs differ by chance."""
+    chance = random.Random(4)
+
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        size = 1.0 if variant.anomaly_detection else factor
+        losses = tuple((step, size * chance.uniform(1.0, 1.5)) for step in range(1, 21))
+        ranks = (dataclasses.replace(rank, losses=losses) for rank in found.ranks)
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    result = Simulation(scenario(anomaly_ms=5.0), sabotage).tune()
+    assert "only their means were compared" in result.losses
+    assert ("anomaly_detection" in {one.name for one in result.kept}) == is_kept
+    assert outcomes(result)["anomaly_detection"] == ("kept" if is_kept else "changes training")

@@ -52,6 +52,15 @@ def script_rules(plan: Plan, ranks: int) -> Rules:
     }
 
 
+def run_device_rules(plan: Plan) -> Rules:
+    """Return the fields that would change nothing in a script with nfold.Run on its devices."""
+    return {
+        "a captured step is a CUDA graph: it needs a GPU; next: step compiled or eager": (
+            "captured" in str(plan.step) and plan.device == "cpu"
+        ),
+    }
+
+
 def workload_rules(plan: Plan) -> Rules:
     """Return what built-in training cannot do."""
     step = str(plan.step)

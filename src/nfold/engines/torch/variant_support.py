@@ -11,6 +11,8 @@ from nfold.core.plan import Plan
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.base import Observer, Phase, Task
+from nfold.engines.plan_rules import first_broken_rule
+from nfold.engines.torch.torch_rules import run_device_rules, script_rules
 from nfold.interventions.intervention import WorkloadFacts
 from nfold.interventions.registry import REGISTRY
 from nfold.workloads import info, is_operation, parameters
@@ -26,7 +28,17 @@ def refusal(variant: Variant, workload: Workload, plan: Plan) -> str | None:
     ):
         return f"{workload.name} has no gradients and no model: only its input can change"
     reasons = (each.torch_refusal(value, plan, facts) for each, value in variant.interventions())
-    return next((reason for reason in reasons if reason), None)
+    reason = next((reason for reason in reasons if reason), None)
+    return reason or _run_plan_refusal(variant, plan)
+
+
+def _run_plan_refusal(variant: Variant, plan: Plan) -> str | None:
+    """Return why a script with nfold.Run cannot have the fields, or None."""
+    if not variant.run_plan:
+        return None
+    fields = Plan(device=plan.device, accumulate=plan.accumulate).edit(**dict(variant.run_plan))
+    rules = {**script_rules(fields, plan.devices or 1), **run_device_rules(fields)}
+    return first_broken_rule(rules)
 
 
 def _workload_facts(workload: Workload) -> WorkloadFacts:

@@ -12,6 +12,7 @@ from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGra
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.hooks.pinned_copies import PinnedCopies
 from nfold.instrument.hooks.runtime_hooks import EventCounter
+from nfold.instrument.hooks.start_cores import StartCores
 
 
 class ScriptRemedies:
@@ -23,17 +24,20 @@ class ScriptRemedies:
         self._autocast = AutocastHooks(enabled=variant.autocast_bf16)
         self._collector = GarbageCollectionFreeze(enabled=variant.garbage_collection_frozen)
         self._copies = PinnedCopies(enabled=variant.non_blocking_copies)
+        self._cores = StartCores(enabled=variant.restored_affinity)
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._optimizers.install(patches)
         self._gradients.install(patches, warm_up)
         self._autocast.install(patches)
         self._copies.install(patches)
+        self._cores.install(patches)
 
     def on_first_step(self) -> None:
         self._optimizers.require_applied()
         self._autocast.require_applied()
         self._collector.on_first_step()
+        self._cores.on_first_step()
 
     def end_warm_up(self) -> None:
         self._gradients.end_warm_up()
@@ -42,6 +46,7 @@ class ScriptRemedies:
     def begin_run(self) -> None:
         """Begin a run to its end, in which a remedy that changes nothing is no error."""
         self._gradients.in_warm_up = False
+        self._cores.on_first_step()
         with suppress(Unsupported):
             self._collector.on_first_step()
 
@@ -53,6 +58,7 @@ class ScriptRemedies:
             "autocast_bf16": self._autocast.has_applied,
             "garbage_collection_frozen": self._collector.has_applied,
             "non_blocking_copies": self._copies.has_applied,
+            "restored_affinity": self._cores.has_applied,
         }
 
     def stop(self) -> None:
