@@ -324,7 +324,7 @@ class Search:
         if self.stop or not group or len(self.kept) < 2 or not self._time_for(2):
             return
         if others:
-            gain = self._gain_beside(others, group, original)
+            gain = self._gain_over(others, group, original)
             if gain is None:
                 return
             if gain.value <= MIN_GAIN:
@@ -339,7 +339,7 @@ class Search:
         for half in (group[middle:], group[:middle]):  # the likely ones come first
             self._prune([*half], original)
 
-    def _gain_beside(
+    def _gain_over(
         self, others: list[Remedy], group: Sequence[Remedy], original: Trial
     ) -> Interval | None:
         """Return the gain of ``group`` beside ``others``; None if they alone do not run."""
