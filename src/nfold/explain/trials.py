@@ -13,7 +13,7 @@ from nfold.core import interleave
 from nfold.core.machine import Machine
 from nfold.core.measurement import FailureCause, Measurement, MeasurementStore, cell_id
 from nfold.core.plan import Plan
-from nfold.core.script_profile import ScriptProfile
+from nfold.core.script_profile import ReplayHints, ScriptProfile
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.explain.design import Trial
@@ -276,6 +276,12 @@ class WorkloadRunner:
     def with_sources(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
         """Return a runner that runs edited copies of a script's files: (path, path of the copy)."""
         options = dataclasses.replace(self.options, edited_sources=sources)
+        return dataclasses.replace(self, options=options)
+
+    def with_converted(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
+        """Return a runner of copies that divide the batch over devices themselves."""
+        hints = ReplayHints(script_sets_batch_size=True)
+        options = dataclasses.replace(self.options, edited_sources=sources, replay_hints=hints)
         return dataclasses.replace(self, options=options)
 
     def _effective(self, trial: Trial) -> Trial:

@@ -15,7 +15,10 @@ from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.settings_file import keepable_remedies
 
+CONVERSION = "conversion"
+"""Name of the remedy that makes a script data-parallel with nfold.Run; its value: the devices."""
 PLAN_NUMERICS: dict[str, Numerics] = {
+    CONVERSION: "rounding",
     "workers": "same",
     "input": "same",
     "step": "rounding",
@@ -132,12 +135,16 @@ class Remedy:
         """``channels_last``, ``num_workers=4``."""
         if self.name == "workers":
             return f"num_workers={self.value}"
+        if self.name == CONVERSION:
+            return f"nfold.Run on {self.value} devices"
         if self.is_plan_field:
             return f"{self.name} {self.value}"
         return REGISTRY[self.name].label(self.value)
 
     def apply(self, trial: Trial) -> Trial:
         """Return the trial with the remedy, in place of another value of the same."""
+        if self.name == CONVERSION:
+            return trial.edit(strategy="ddp")
         change = {self.name: self.value}
         return trial.edit(**change) if self.is_plan_field else trial.under(**change)
 

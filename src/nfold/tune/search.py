@@ -26,8 +26,10 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
+from nfold.tune.conversion_check import ConversionCheck
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
+    CONVERSION,
     Remedy,
     apply_all,
     choose_remedies,
@@ -35,7 +37,7 @@ from nfold.tune.remedies import (
     largest_change,
     values_to_try,
 )
-from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
+from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
 from nfold.tune.run_series import RunSeries
 
 SEED = 1
@@ -59,6 +61,10 @@ ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experime
 
 EditScript = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy]
 """Writes an edited copy of a script with the remedies that are kept, as far as edits keep them."""
+
+
+ConvertScript = Callable[[ScriptProfile], ConvertedScript]
+"""Writes copies of a script that nfold.Run makes data-parallel."""
 
 
 class TuneEvents:
@@ -89,12 +95,16 @@ class Search:
     stop: StopRequest
     cores: int
     edit_script: EditScript
+    convert_script: ConvertScript
     allowed: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _series: RunSeries = field(default_factory=RunSeries)
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
+    _converted: ConvertedScript | None = None
+    _converted_runners: dict[Trial, WorkloadRunner] = field(default_factory=dict)
+    _conversion_losses: str = ""
     _runs: int = 0
     _run_seconds: list[float] = field(default_factory=list)
 
@@ -111,9 +121,10 @@ class Search:
             self._measure(original)
         if self._series.count(original) == 0:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
-        self._search(design, budget, original)
-        self._try_pairs(original)
-        self._prune(self.kept, original)
+        if not self._convert(design, original):
+            self._search(design, budget, original)
+            self._try_pairs(original)
+            self._prune(self.kept, original)
         verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
@@ -146,6 +157,55 @@ class Search:
         steps = max(MIN_STEPS, min(MAX_STEPS, round(RUN_S / step_s)))
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
+
+    def _convert(self, design: ExperimentDesign, original: Trial) -> bool:
+        """Try a script of one process with nfold.Run on all devices; return whether it is kept."""
+        if design.profile is None or design.devices == 1 or not design.is_one_process_script:
+            return False
+        found = self.convert_script(design.profile)
+        share = f"{design.batch_per_device} of its {original.plan.batch} samples on each device"
+        reason = f"the batch of a step is unchanged, {share}"
+        remedy = Remedy(name=CONVERSION, value=design.devices, reason=reason)
+        trial = remedy.apply(original)
+        if found.obstacle:
+            self._note(remedy, "refused", reason=found.obstacle)
+        elif self.stop or not self._time_for(4):
+            self._note(remedy, "not tried", reason="no time was left")
+        else:
+            outcome, objection = self._check_conversion(found, trial, original)
+            if objection is not None:
+                self._note(remedy, outcome, reason=objection)
+                return False
+            self._converted_runners[trial] = self.runner.with_converted(found.copy.sources)
+            self._decide(remedy, original, trial, original)
+            self._converted = found if remedy in self.kept else None
+        return self._converted is not None
+
+    def _check_conversion(
+        self, found: ConvertedScript, trial: Trial, original: Trial
+    ) -> tuple[str, str | None]:
+        """Compare samples and losses on one and on all devices; return an outcome and its reason."""
+        one = original.edit(devices=1, strategy="single")
+        copy = self.runner.with_converted(found.ordered_copy)
+        runs = {
+            "the original on one device": (one, self.runner.with_sources(found.ordered_original)),
+            "nfold.Run on one device": (one, copy),
+            "nfold.Run on all devices": (trial, copy),
+        }
+        measured = []
+        for label, (tried, runner) in runs.items():
+            measurement = self._run_fresh(tried, f"comparing losses: {label}", runner)
+            if measurement is None:
+                return "failed", f"{label}: {self._failures[tried]}"
+            measured.append(measurement)
+        check = ConversionCheck(
+            original=measured[0],
+            one_device=measured[1],
+            all_devices=measured[2],
+            is_ordered=bool(found.ordered_original),
+        )
+        self._conversion_losses = check.summary
+        return "changes training", check.objection()
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
         """Try all remedies; after the first round explain again what is left."""
@@ -350,12 +410,16 @@ class Search:
                 final_ms=None,
             )
         self.events.verifying(self.time_budget.remaining_s)
-        copy = self.edit_script(tuple(self.kept), profile) if profile is not None else None
         arms: dict[str, tuple[Trial, WorkloadRunner]] = {
             "original": (original, self.runner),
-            "final": (final, self.runner),
+            "final": (final, self._runner_of(final)),
         }
-        if copy is not None and copy.sources:
+        copy = None
+        if self._converted is not None:  # the final settings are the edited copy
+            copy = self._converted.copy
+        elif profile is not None:
+            copy = self.edit_script(tuple(self.kept), profile)
+        if copy is not None and copy.sources and self._converted is None:
             trial = apply_all(copy.at_run_time, original)
             arms[COPY] = (trial, self.runner.with_sources(copy.sources))
         gain: Interval | None = None
@@ -408,23 +472,33 @@ class Search:
 
         Its losses are kept under ``key``, by default the trial.
         """
+        measurement = self._run_fresh(trial, label, runner or self._runner_of(trial))
+        if measurement is None:
+            return None
+        losses = first_losses(measurement)
+        if losses and trial not in self._converted_runners:  # those have another order of samples
+            self._losses.setdefault(key or trial, []).append(losses)
+        metrics = trial.metrics(measurement)
+        samples = trial.plan.batch or 1
+        return (metrics["step"] + metrics.get("gap", 0.0)) / samples
+
+    def _runner_of(self, trial: Trial) -> WorkloadRunner:
+        return self._converted_runners.get(trial, self.runner)
+
+    def _run_fresh(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | None:
+        """Return the measurement of a fresh run; if it failed, keep the reason."""
         self.events.trying(label, self.time_budget.remaining_s)
         self._runs += 1
         before_s = self.time_budget.remaining_s
         # Compilation and searches are over before the steps that count.
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
-        measurement = (runner or self.runner).measure(trial, FIRST_REPEAT + self._runs, limit_s)
+        measurement = runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
         reason = _failure(trial, measurement)
         if reason is not None:
             self._failures[trial] = reason
             return None
-        losses = first_losses(measurement)
-        if losses:
-            self._losses.setdefault(key or trial, []).append(losses)
-        metrics = trial.metrics(measurement)
-        samples = trial.plan.batch or 1
-        return (metrics["step"] + metrics.get("gap", 0.0)) / samples
+        return measurement
 
     def _gain(self, old: Trial, new: Trial) -> Interval | None:
         return self._series.gain(old, new, self._series.noise())
@@ -445,6 +519,8 @@ class Search:
         return reference.objection(losses[-1], largest_change((*self.kept, *tried)))
 
     def _loss_summary(self, original: Trial) -> str:
+        if self._converted is not None:
+            return self._conversion_losses
         if not self._losses.get(original):
             return "losses were not compared: the script calls no backward on a loss"
         reference = LossReference(tuple(self._losses[original]))

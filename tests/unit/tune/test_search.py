@@ -19,7 +19,7 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
-from nfold.tune.result import EditedCopy, TuneResult
+from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
@@ -55,6 +55,7 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, sabotage: Sabotage | None = None) -> None:
         self.seconds = 0.0
+        self.converted = ConvertedScript(obstacle="train.py:7: not in this test")
         self._usual, self._sabotage = script_runner(scenario), sabotage
         self.runner = target(scenario, Memory(), self._run)
 
@@ -86,6 +87,7 @@ class Simulation:
             stop=StopRequest(),
             cores=HOST.cores,
             edit_script=lambda kept, profile: EditedCopy(),
+            convert_script=lambda profile: self.converted,
             allowed=frozenset(allowed),
         )
         return search.run()

@@ -1,0 +1,101 @@
+"""Compares a converted script with its original: samples of a pass and losses of the first steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nfold.core.measurement import Measurement
+from nfold.tune.losses import LossReference, first_losses
+
+HASH_SIZE = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionCheck:
+    """Runs of the original and of the converted script, without shuffling if ``is_ordered``.
+
+    ``one_device`` and ``all_devices`` are runs of the converted script.
+    """
+
+    original: Measurement
+    one_device: Measurement
+    all_devices: Measurement
+    is_ordered: bool
+
+    def objection(self) -> str | None:
+        """Return how the converted script trains another way, or None."""
+        for found in (self.one_device, self.all_devices):
+            where = f"on {len(found.ranks)} device{'s' * (len(found.ranks) > 1)}"
+            text = self._objection_to_samples(found) or self._objection_to_losses(found)
+            if text is not None:
+                return f"{where} {text}"
+        return None
+
+    @property
+    def summary(self) -> str:
+        """``first 20 losses equal within rounding on 1 and 2 devices``."""
+        compared = len(first_losses(self.original))
+        if not compared:
+            return "losses were not compared: the script calls no backward on a loss"
+        devices = len(self.all_devices.ranks)
+        equal = [
+            len(found.ranks)
+            for found in (self.one_device, self.all_devices)
+            if self._objection_to_each_loss(found) is None
+        ]
+        if not equal:
+            return "losses differ by random draws: only their means were compared"
+        text = f"first {compared} losses equal within rounding on {' and '.join(map(str, equal))}"
+        text += f" device{'s' * (equal != [1])}"
+        return text if devices in equal else f"{text}, on {devices} their means"
+
+    def _objection_to_samples(self, found: Measurement) -> str | None:
+        own, other = samples_per_step(self.original), samples_per_step(found)
+        if abs(own - other) > 0.01 * own:
+            return f"a step has {other:.4g} samples in place of {own:.4g}"
+        lengths, usual = steps_per_pass(found), steps_per_pass(self.original)
+        if lengths and usual and lengths != usual:
+            return f"a pass has {max(lengths)} steps in place of {max(usual)}"
+        hashes = sample_hash(self.original), sample_hash(found)
+        if self.is_ordered and None not in hashes and hashes[0] != hashes[1]:
+            return "the first steps have other samples"
+        return None
+
+    def _objection_to_losses(self, found: Measurement) -> str | None:
+        """Compare single losses; the means if those differ, as by dropout and batch norm."""
+        if self._objection_to_each_loss(found) is None:
+            return None
+        return LossReference((first_losses(self.original),)).objection_to_mean(first_losses(found))
+
+    def _objection_to_each_loss(self, found: Measurement) -> str | None:
+        reference = LossReference((first_losses(self.original),))
+        if not reference.runs[0]:
+            return None
+        if not self.is_ordered:
+            return "the samples have another order"
+        return reference.objection(first_losses(found), "rounding")
+
+
+def samples_per_step(found: Measurement) -> float:
+    """Return the samples of a timed step over all ranks."""
+    windows = [window for rank in found.ranks for window in rank.windows]
+    steps = sum(window.steps for window in windows) / max(1, len(found.ranks))
+    return sum(window.samples for window in windows) / max(1.0, steps)
+
+
+def sample_hash(found: Measurement) -> tuple[int, int] | None:
+    """Return count and hash of the samples of the warm-up over all ranks, None if unknown.
+
+    Neither depends on how the samples are divided over ranks.
+    """
+    entries = [entry for rank in found.ranks for entry in rank.sample_hashes]
+    if not all(rank.sample_hashes for rank in found.ranks):
+        return None
+    total = sum(int(digest, 16) for _, digest in entries) % HASH_SIZE
+    return sum(count for count, _ in entries), total
+
+
+def steps_per_pass(found: Measurement) -> set[int]:
+    """Return the batches of an epoch of all ranks, as far as they are known."""
+    lengths = (rank.batches_per_epoch for rank in found.ranks)
+    return {length for length in lengths if length is not None}
