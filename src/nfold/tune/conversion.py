@@ -33,7 +33,7 @@ from nfold.tune.source_patch import LOCATION
 from nfold.tune.training_names import (
     NamedOptimizer,
     NamedValue,
-    Obstacle,
+    NotConvertible,
     find_loader,
     find_optimizer,
     is_stored,
@@ -45,7 +45,13 @@ SAMPLERS = ("", "RandomSampler", "SequentialSampler", "_InfiniteConstantSampler"
 LOADER_ATTRIBUTES = ("dataset",)  # of a DataLoader that a loader of nfold.Run has too
 INDEXED_DEVICE = re.compile(r"cuda:\d+")
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-WRITERS = ("to_csv", "savefig", "write_text", "write_bytes", "SummaryWriter", "save_pretrained")
+WRITERS = re.compile(
+    r"(.*\.)?(to_csv|savefig|write_text|write_bytes|SummaryWriter|save_pretrained|mkdir|makedirs)"
+    r"|shutil\.(copy|copy2|copyfile|move)|np\.savez?|wandb\.init",
+    re.DOTALL,
+)
+"""Calls that write files."""
+WRITE_MODE = re.compile(r"[wax]b?\+?t?")
 MAX_NOTES = 4
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
@@ -88,7 +94,7 @@ def plan_conversion(profile: ScriptProfile, script: str, folder: Path) -> Conver
                 where = "a package" if found.package_line is not None else "another file"
                 return Conversion(obstacle=f"{found.line}: {where} constructs this optimizer")
         edits = converter.edits([int(place["line"]) for place in places])
-    except Obstacle as obstacle:
+    except NotConvertible as obstacle:
         return Conversion(obstacle=f"{file}:{obstacle.line}: {obstacle}")
     return Conversion(edits=tuple(edits), notes=tuple(converter.notes[:MAX_NOTES]))
 
@@ -136,7 +142,7 @@ class _Converter:
         self.notes: list[str] = []
 
     def edits(self, optimizer_lines: list[int]) -> Iterator[SourceEdit]:
-        """Return all edits; the notes are complete afterwards. Raises Obstacle."""
+        """Return all edits; the notes are complete afterwards. Raises NotConvertible."""
         optimizers = [find_optimizer(self._source, line) for line in optimizer_lines]
         created, step = self._profile.training_loader.created_at, None
         step = self._profile.most_frequent_line("step")
@@ -185,7 +191,7 @@ class _Converter:
             parent = self._source.parent(node)
             if isinstance(parent, ast.Attribute) and parent.attr not in LOADER_ATTRIBUTES:
                 used = self._source.code(parent)
-                raise Obstacle(parent, f"{used}: a loader of nfold.Run has no {parent.attr}")
+                raise NotConvertible(parent, f"{used}: a loader of nfold.Run has no {parent.attr}")
 
     # Where the run is created
 
@@ -202,7 +208,9 @@ class _Converter:
             if guard is not None and all(guard in self._source.ancestors(a) for a in anchors):
                 body = guard.body
         elif not self._is_main:
-            raise Obstacle(anchors[0], "several functions of a module train, which is no script")
+            raise NotConvertible(
+                anchors[0], "several functions of a module train, which is no script"
+            )
         else:
             body, models = self._module_block(anchors), set()
         for statement in body:
@@ -213,7 +221,9 @@ class _Converter:
             if self._contains(statement, anchors) or self._uses_device(statement, models):
                 break
         else:
-            raise Obstacle(anchors[0], "no statement runs before it in which nfold.Run can begin")
+            raise NotConvertible(
+                anchors[0], "no statement runs before it in which nfold.Run can begin"
+            )
         return AddStatement(
             location=self._location(statement),
             statement=f"{self._run} = nfold.Run()",
@@ -293,7 +303,7 @@ class _Converter:
                 continue
             function = last_name(call.func)
             if function == "ReduceLROnPlateau":
-                raise Obstacle(
+                raise NotConvertible(
                     call, "its numbers differ between devices; next: run.mean or run.sum of them"
                 )
             parent = self._source.parent(call)
@@ -321,14 +331,12 @@ class _Converter:
                 self.notes.append(text)
 
     def _writes(self, call: ast.Call) -> bool:
-        name = last_name(call.func)
-        if name == "open":
-            modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
-            if isinstance(call.func, ast.Attribute):
-                modes += call.args[:1]
-            texts = [m.value for m in modes if isinstance(m, ast.Constant)]
-            return any(isinstance(text, str) and set(text) & set("wax") for text in texts)
-        return name in WRITERS or dotted_name(call.func) in ("wandb.init", "np.save", "np.savez")
+        if last_name(call.func) == "open":
+            modes = [*call.args[:2], *(one.value for one in call.keywords if one.arg == "mode")]
+            texts = [one.value for one in modes if isinstance(one, ast.Constant)]
+            return any(WRITE_MODE.fullmatch(text) for text in texts if isinstance(text, str))
+        may_exist = any(one.arg == "exist_ok" for one in call.keywords)
+        return not may_exist and WRITERS.fullmatch(self._source.code(call.func)) is not None
 
     # Devices
 
@@ -338,12 +346,12 @@ class _Converter:
         wrapper = self._profile.most_frequent_line("wrapper")
         if not calls:
             if self._profile.parallel == "dp":
-                raise Obstacle(1, f"nn.DataParallel is not in this file, but in {wrapper}")
+                raise NotConvertible(1, f"nn.DataParallel is not in this file, but in {wrapper}")
             return
         for call in calls:
             model = next(iter(call.args), None) or self._keyword(call, "module")
             if model is None or isinstance(model, ast.Starred):
-                raise Obstacle(call, "it names no model")
+                raise NotConvertible(call, "it names no model")
             code, statement = self._source.code(model), self._source.parent(call)
             targets = statement.targets if isinstance(statement, ast.Assign) else []
             if dotted_name(model) and [dotted_name(one) for one in targets] == [dotted_name(model)]:
@@ -355,7 +363,7 @@ class _Converter:
         for node in self._nodes:
             if isinstance(node, ast.Attribute) and node.attr == "module" and dotted_name(node):
                 if is_stored(node):
-                    raise Obstacle(node, "a class has an attribute module of its own")
+                    raise NotConvertible(node, "a class has an attribute module of its own")
                 old, new = self._source.code(node), self._source.code(node.value)
                 yield ReplaceExpression(location=self._location(node), old=old, new=new)
 
@@ -379,17 +387,19 @@ class _Converter:
                     found.add(f"cuda:{index}")
                     old, argument = self._source.code(node), self._source.code(node.args[0])
                     if node.keywords:
-                        raise Obstacle(node, f"it uses GPU {index}; next: .cuda() without a number")
+                        raise NotConvertible(
+                            node, f"it uses GPU {index}; next: .cuda() without a number"
+                        )
                     head, _, _ = old.rpartition(argument)
                     yield ReplaceExpression(location=self._location(node), old=old, new=f"{head})")
                 case ast.Call(func=function, args=[ast.Constant(value=int()), *_]):
                     if last_name(function) == "set_device":
-                        raise Obstacle(node, "every device would use this GPU")
+                        raise NotConvertible(node, "every device would use this GPU")
                 case ast.Subscript(slice=ast.Constant(value=text)) if text == VISIBLE_DEVICES:
                     if is_stored(node):
-                        raise Obstacle(node, f"it sets {VISIBLE_DEVICES}")
+                        raise NotConvertible(node, f"it sets {VISIBLE_DEVICES}")
             if len(found) > 1:
                 assert isinstance(node, ast.expr)
-                raise Obstacle(
+                raise NotConvertible(
                     node, f"the script uses several GPUs itself: {', '.join(sorted(found))}"
                 )

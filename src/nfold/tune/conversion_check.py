@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from nfold.core.measurement import Measurement
 from nfold.tune.losses import LossReference, first_losses
 
 HASH_SIZE = 2**64
+MEAN_TOLERANCE = 0.1  # relative, of the mean of losses that random draws make unequal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +67,23 @@ class ConversionCheck:
         """Compare single losses; the means if those differ, as by dropout and batch norm."""
         if self._objection_to_each_loss(found) is None:
             return None
-        return LossReference((first_losses(self.original),)).objection_to_mean(first_losses(found))
+        usual, losses = first_losses(self.original), first_losses(found)
+        if not losses:
+            return "has no losses that are known"
+        change = fmean(losses) / fmean(usual) - 1 if fmean(usual) else 0.0
+        if abs(change) > MEAN_TOLERANCE:
+            return f"its mean loss differs by {100 * change:+.0f} %"
+        return LossReference((usual,)).objection_to_mean(losses)
 
     def _objection_to_each_loss(self, found: Measurement) -> str | None:
+        """Return why single losses are not equal, None if they are or there are none to compare."""
         reference = LossReference((first_losses(self.original),))
         if not reference.runs[0]:
             return None
-        if not self.is_ordered:
-            return "the samples have another order"
-        return reference.objection(first_losses(found), "rounding")
+        losses = first_losses(found)
+        if not self.is_ordered or not losses:
+            return "there are no losses of the same samples"
+        return reference.objection(losses, "rounding")
 
 
 def samples_per_step(found: Measurement) -> float:

@@ -23,7 +23,7 @@ ITERATION_WRAPPERS = ("enumerate", "tqdm", "iter", "track")
 """Functions whose first argument is what a loop iterates over."""
 
 
-class Obstacle(Exception):
+class NotConvertible(Exception):
     """What keeps a script from being converted: a node, or a line of the file, and the reason."""
 
     def __init__(self, place: ast.AST | int, reason: str) -> None:
@@ -48,7 +48,7 @@ class NamedOptimizer(NamedValue):
 
 
 def find_optimizer(source: PythonSource, line: int) -> NamedOptimizer:
-    """Return the optimizer that a line constructs. Raises Obstacle."""
+    """Return the optimizer that a line constructs. Raises NotConvertible."""
     call = _created(source, line, "the optimizer")
     models = _model_names(source, call)
     named = name_of(source, call)
@@ -63,40 +63,44 @@ def find_loader(source: PythonSource, created: int | None, step: int | None) -> 
     """Return the DataLoader of the training.
 
     ``created`` is the line that constructs it, ``step`` the line of the optimizer's step, in whose
-    loop it is used; None: in another file. Raises Obstacle.
+    loop it is used; None: in another file. Raises NotConvertible.
     """
-    first: Obstacle | None = None
+    first: NotConvertible | None = None
     if created is not None:
         try:
             return name_of(source, _created(source, created, "the DataLoader"))
-        except Obstacle as obstacle:
+        except NotConvertible as obstacle:
             first = obstacle
     loop = None if step is None else _loop_around(source, step)
     if loop is not None:
         return _iterated(source, loop.iter)
-    raise first or Obstacle(step or 1, "the DataLoader is constructed in another file")
+    raise first or NotConvertible(step or 1, "the DataLoader is constructed in another file")
 
 
 def name_of(source: PythonSource, call: ast.Call) -> NamedValue:
     """Return the name that is assigned the value of a call, perhaps by the caller of a function.
 
     Raises:
-        Obstacle: if there is no single plain name.
+        NotConvertible: if there is no single plain name.
     """
     parent = source.parent(call)
     match parent:
         case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
             return NamedValue(_whole_choice(source, parent, name), name, call)
         case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
-            raise Obstacle(call, f"{source.code(target)} keeps it: only plain names are converted")
+            raise NotConvertible(
+                call, f"{source.code(target)} keeps it: only plain names are converted"
+            )
         case ast.Return():
             function = enclosing_function(source, call)
             assert function is not None
             callers = calls_of(source, function)
             if len(callers) == 1:
                 return name_of(source, callers[0])
-            raise Obstacle(call, f"{function.name} returns it and is called {len(callers)} times")
-    raise Obstacle(call, f"no plain name is assigned {source.code(call)}")
+            raise NotConvertible(
+                call, f"{function.name} returns it and is called {len(callers)} times"
+            )
+    raise NotConvertible(call, f"no plain name is assigned {source.code(call)}")
 
 
 def uses(source: PythonSource, statement: ast.stmt, name: str) -> Iterator[ast.Name]:
@@ -138,10 +142,10 @@ def _created(source: PythonSource, line: int, what: str) -> ast.Call:
     try:
         statement = find_statement(source, Position(line))
     except RefusedEdit as refused:
-        raise Obstacle(line, str(refused)) from refused
+        raise NotConvertible(line, str(refused)) from refused
     value = getattr(statement, "value", None)
     if not isinstance(value, ast.Call):
-        raise Obstacle(line, f"no plain name is assigned {what}")
+        raise NotConvertible(line, f"no plain name is assigned {what}")
     return value
 
 
@@ -163,16 +167,16 @@ def is_stored(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
 
 
 def _model_names(source: PythonSource, call: ast.Call) -> list[str]:
-    """Return the names of the models whose parameters a call gets. Raises Obstacle."""
+    """Return the names of the models whose parameters a call gets. Raises NotConvertible."""
     given = [*call.args, *(each.value for each in call.keywords)]
     names = list(_owners_of_parameters(given))
     if not names:
         values = (single_value(source, each) for each in given if isinstance(each, ast.Name))
         names = list(_owners_of_parameters([each for each in values if each is not None]))
     if not names:
-        raise Obstacle(call, "the model whose parameters it changes is not known")
+        raise NotConvertible(call, "the model whose parameters it changes is not known")
     if "self" in names:
-        raise Obstacle(call, "an object keeps the model: only plain names are converted")
+        raise NotConvertible(call, "an object keeps the model: only plain names are converted")
     return names
 
 
@@ -188,14 +192,14 @@ def _owners_of_parameters(expressions: list[ast.expr]) -> Iterator[str]:
 
 
 def _argument_name(call: ast.Call, function: Function, parameter: str) -> str:
-    """Return the name that a call passes as a parameter. Raises Obstacle."""
+    """Return the name that a call passes as a parameter. Raises NotConvertible."""
     names = [each.arg for each in parameters(function)]
     by_name = {each.arg: each.value for each in call.keywords}
     given = by_name.get(parameter)
     if given is None and parameter in names:
         given = dict(zip(names, call.args, strict=False)).get(parameter)
     if not isinstance(given, ast.Name):
-        raise Obstacle(call, f"it passes no plain name as {parameter}")
+        raise NotConvertible(call, f"it passes no plain name as {parameter}")
     return given.id
 
 
@@ -213,36 +217,36 @@ def _loop_around(source: PythonSource, line: int) -> ast.For | None:
 
 
 def _iterated(source: PythonSource, iterated: ast.expr) -> NamedValue:
-    """Return what a loop iterates over, as the caller of its function names it. Raises Obstacle."""
+    """Return what a loop iterates over, as the caller of its function names it. Raises NotConvertible."""
     node = _unwrapped(iterated)
     if not isinstance(node, ast.Name):
-        raise Obstacle(iterated, f"{source.code(node)} is no plain name of a DataLoader")
+        raise NotConvertible(iterated, f"{source.code(node)} is no plain name of a DataLoader")
     scope, found = lookup(source, node.id, node)
     if len(found) == 1 and isinstance(found[0], ast.arg) and isinstance(scope, Function):
         callers = calls_of(source, scope)
         names = [_argument_node(call, scope, node.id) for call in callers]
         if len(callers) == 1 and names[0] is not None:
             return _iterated(source, names[0])
-        raise Obstacle(iterated, f"{scope.name} gets it and is called {len(callers)} times")
+        raise NotConvertible(iterated, f"{scope.name} gets it and is called {len(callers)} times")
     own = [each for each in found if isinstance(each, ast.Name)]
     if not own or len(own) != len(bindings(scope, node.id)):
-        raise Obstacle(iterated, f"{node.id} is no plain name of a DataLoader")
+        raise NotConvertible(iterated, f"{node.id} is no plain name of a DataLoader")
     owner = next(each for each in source.ancestors(own[0]) if isinstance(each, ast.stmt))
     statement = _whole_choice(source, owner, node.id)
     if not isinstance(owner, ast.Assign) or (len(own) > 1 and statement is owner):
-        raise Obstacle(iterated, f"{node.id} gets several values")
+        raise NotConvertible(iterated, f"{node.id} gets several values")
     inner = _unwrapped(owner.value)
     if inner is not owner.value and isinstance(inner, ast.Name):
         return _iterated(source, inner)
     if not isinstance(owner.value, ast.Call):
-        raise Obstacle(owner, f"no call makes {node.id}")
+        raise NotConvertible(owner, f"no call makes {node.id}")
     return NamedValue(statement, node.id, owner.value)
 
 
 def _argument_node(call: ast.Call, function: Function, parameter: str) -> ast.expr | None:
     try:
         name = _argument_name(call, function, parameter)
-    except Obstacle:
+    except NotConvertible:
         return None
     given = [*call.args, *(each.value for each in call.keywords)]
     return next(each for each in given if isinstance(each, ast.Name) and each.id == name)
