@@ -57,12 +57,8 @@ FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
 """Explains within so many seconds; the runner applies the remedies that are kept."""
-
-
 EditScript = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy]
 """Writes an edited copy of a script with the remedies that are kept, as far as edits keep them."""
-
-
 ConvertScript = Callable[[ScriptProfile], ConvertedScript]
 """Writes copies of a script that nfold.Run makes data-parallel."""
 
@@ -160,7 +156,7 @@ class Search:
 
     def _convert(self, design: ExperimentDesign, original: Trial) -> bool:
         """Try a script of one process with nfold.Run on all devices; return whether it is kept."""
-        if design.profile is None or design.devices == 1 or not design.is_one_process_script:
+        if design.profile is None or not design.uses_one_process:
             return False
         found = self.convert_script(design.profile)
         share = f"{design.batch_per_device} of its {original.plan.batch} samples on each device"
@@ -192,9 +188,11 @@ class Search:
             "nfold.Run on one device": (one, copy),
             "nfold.Run on all devices": (trial, copy),
         }
-        measured = []
+        measured: list[Measurement] = []
         for label, (tried, runner) in runs.items():
             measurement = self._run_fresh(tried, f"comparing losses: {label}", runner)
+            if measurement is None and not measured:  # nn.DataParallel may name its devices
+                measurement = self._run_fresh(original, "comparing losses: the original", runner)
             if measurement is None:
                 return "failed", f"{label}: {self._failures[tried]}"
             measured.append(measurement)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from explaining import HOST, Memory, failed, script_runner, target
+from nfold.cli.tune_command import keep_result
+from nfold.cli.tune_screen import result_lines
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.source_edit import AddStatement
 from nfold.core.variant import Variant
+from nfold.core.workload import Workload
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
@@ -21,6 +26,7 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
+from nfold.tune.source_patch import make_patch
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 PROFILE = ScriptProfile(
@@ -281,6 +287,39 @@ def test_a_script_of_one_process_is_converted_first() -> None:
         == "the batch of a step is unchanged, 50 of its 100 samples on each device"
     )
     assert result.losses == "first 20 losses differ by 0 of the largest on 1 device and by 0 on 2"
+
+
+def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("a = 1\n")
+    edit = AddStatement(location="train.py:1", statement="run = nfold.Run()", place="before")
+    copy = EditedCopy(
+        patch=make_patch([edit], tmp_path),
+        sources=(("train.py", "copy.py"),),
+        notes=("train.py:3: every device writes",),
+    )
+
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        return scaled(found, 0.5) if found.plan.strategy == "ddp" else found
+
+    converted = dataclasses.replace(CONVERTED, copy=copy)
+    result = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=converted).tune()
+    (tmp_path / "nfold.toml").write_text("")  # of an earlier result
+    workload = Workload(name="train.py", script=("train.py", "--epochs", "3"))
+    files = keep_result(result, workload, HOST, tmp_path, apply=True)
+    assert files == {
+        "patch": "nfold.patch",
+        "applied to": "train.py; --revert takes it back",
+        "run": "nfold run --devices 2 train.py --epochs 3",
+        "by hand": "train.py:3: every device writes",
+    }
+    assert not (tmp_path / "nfold.toml").exists()
+    assert script.read_text() == "run = nfold.Run()\na = 1\n"
+    lines = [text for text, _ in result_lines(result, files, 120)]
+    assert lines[0].startswith("digits on 2 devices: 2.")
+    assert any(line.startswith("  nfold.Run on 2 devices ") for line in lines)
+    assert "run: nfold run --devices 2 train.py --epochs 3" in lines
 
 
 def test_tuning_goes_on_without_a_conversion_that_is_not_possible() -> None:
