@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
 from nfold.core.measurement import Measurement
+from nfold.explain.design import Trial
+from nfold.explain.trials import WorkloadRunner
 from nfold.tune.losses import TOLERANCES, LossReference, first_losses, largest_difference
+from nfold.tune.result import ConvertedScript
 
+FreshRun = Callable[[Trial, str, WorkloadRunner], Measurement | str]
+"""Runs a trial in fresh processes; returns its measurement, or why it failed."""
 HASH_SIZE = 2**64
 SAMPLE_TOLERANCE = 0.01  # relative, of the mean samples of a step
 MEAN_TOLERANCE = 0.1  # relative, of the mean of losses that random draws make unequal
@@ -87,6 +93,35 @@ class ConversionCheck:
         if not self.is_ordered or not losses:
             return "there are no losses of the same samples"
         return reference.objection(losses, "rounding")
+
+
+def run_check(
+    found: ConvertedScript, runner: WorkloadRunner, original: Trial, trial: Trial, run: FreshRun
+) -> ConversionCheck | str:
+    """Run the original on one device, and the converted script there and on all devices of ``trial``.
+
+    Returns why a run failed if one did.
+    """
+    one = original.edit(devices=1, strategy="single")
+    own, copy = (
+        runner.with_sources(found.ordered_original),
+        runner.with_converted(found.ordered_copy),
+    )
+    usual = run(one, "comparing losses: the original on one device", own)
+    if isinstance(usual, str):  # nn.DataParallel may name its devices
+        usual = run(original, "comparing losses: the original", own)
+    if isinstance(usual, str):
+        return f"the original without shuffling: {usual}"
+    alone = run(one, "comparing losses: nfold.Run on one device", copy)
+    if isinstance(alone, str):
+        return f"nfold.Run on one device: {alone}"
+    together = run(trial, "comparing losses: nfold.Run on all devices", copy)
+    if isinstance(together, str):
+        return f"nfold.Run on all devices: {together}"
+    is_ordered = bool(found.ordered_original)
+    return ConversionCheck(
+        original=usual, one_device=alone, all_devices=together, is_ordered=is_ordered
+    )
 
 
 def samples_per_step(found: Measurement) -> float:

@@ -164,6 +164,13 @@ def apply_all(remedies: Iterable[Remedy], trial: Trial) -> Trial:
     return trial
 
 
+def conversion_to(design: ExperimentDesign) -> Remedy:
+    """Return the conversion of a script to all devices of a design."""
+    share = f"{design.batch_per_device} of its {design.plan.batch} samples on each device"
+    reason = f"the batch of a step is unchanged, {share}"
+    return Remedy(name=CONVERSION, value=design.devices, reason=reason)
+
+
 def first_values(remedies: Iterable[Remedy]) -> list[Remedy]:
     """Return the first value of each remedy that rarely makes a training slower."""
     found: dict[str, Remedy] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
-from nfold.core.plan import WARMUP_STEPS, Plan
+from nfold.core.plan import WARMUP_STEPS
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval, median
 from nfold.explain.attribution import build_budget
@@ -26,19 +26,19 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
-from nfold.tune.conversion_check import ConversionCheck
+from nfold.tune.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
-    CONVERSION,
     Remedy,
     apply_all,
     choose_remedies,
+    conversion_to,
     first_values,
     largest_change,
     values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
-from nfold.tune.run_series import RunSeries
+from nfold.tune.run_series import RunSeries, is_decided
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -158,52 +158,24 @@ class Search:
         """Try a script of one process with nfold.Run on all devices; return whether it is kept."""
         if design.profile is None or not design.uses_one_process:
             return False
-        found = self.convert_script(design.profile)
-        share = f"{design.batch_per_device} of its {original.plan.batch} samples on each device"
-        reason = f"the batch of a step is unchanged, {share}"
-        remedy = Remedy(name=CONVERSION, value=design.devices, reason=reason)
+        found, remedy = self.convert_script(design.profile), conversion_to(design)
         trial = remedy.apply(original)
         if found.obstacle:
             self._note(remedy, "refused", reason=found.obstacle)
         elif self.stop or not self._time_for(4):
             self._note(remedy, "not tried", reason="no time was left")
         else:
-            outcome, objection = self._check_conversion(found, trial, original)
-            if objection is not None:
-                self._note(remedy, outcome, reason=objection)
+            check = run_check(found, self.runner, original, trial, self._run_fresh)
+            objection = check if isinstance(check, str) else check.objection()
+            if isinstance(check, str) or objection is not None:
+                outcome = "failed" if isinstance(check, str) else "changes training"
+                self._note(remedy, outcome, reason=objection or "")
                 return False
+            self._conversion_losses = check.summary
             self._converted_runners[trial] = self.runner.with_converted(found.copy.sources)
             self._decide(remedy, original, trial, original)
             self._converted = found if remedy in self.kept else None
         return self._converted is not None
-
-    def _check_conversion(
-        self, found: ConvertedScript, trial: Trial, original: Trial
-    ) -> tuple[str, str | None]:
-        """Compare samples and losses on one and on all devices; return an outcome and its reason."""
-        one = original.edit(devices=1, strategy="single")
-        copy = self.runner.with_converted(found.ordered_copy)
-        runs = {
-            "the original on one device": (one, self.runner.with_sources(found.ordered_original)),
-            "nfold.Run on one device": (one, copy),
-            "nfold.Run on all devices": (trial, copy),
-        }
-        measured: list[Measurement] = []
-        for label, (tried, runner) in runs.items():
-            measurement = self._run_fresh(tried, f"comparing losses: {label}", runner)
-            if measurement is None and not measured:  # nn.DataParallel may name its devices
-                measurement = self._run_fresh(original, "comparing losses: the original", runner)
-            if measurement is None:
-                return "failed", f"{label}: {self._failures[tried]}"
-            measured.append(measurement)
-        check = ConversionCheck(
-            original=measured[0],
-            one_device=measured[1],
-            all_devices=measured[2],
-            is_ordered=bool(found.ordered_original),
-        )
-        self._conversion_losses = check.summary
-        return "changes training", check.objection()
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
         """Try all remedies; after the first round explain again what is left."""
@@ -256,7 +228,7 @@ class Search:
                 return
             self._measure(best)
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         if gain is not None and gain.low is not None and gain.low > self._threshold:
             self.kept += group
@@ -312,7 +284,7 @@ class Search:
                 self._note(remedy, "changes training", reason=objection)
                 return
             gain = self._gain(best, trial)
-            if gain is not None and _is_decided(gain, self._threshold):
+            if gain is not None and is_decided(gain, self._threshold):
                 break
         is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
         if is_kept:
@@ -401,10 +373,11 @@ class Search:
     def _verify(self, original: Trial, profile: ScriptProfile | None) -> Verification:
         """Compare the original, the final settings and the edited copy in fresh runs."""
         final, series = apply_all(self.kept, original), RunSeries()
+        batch = original.plan.batch or 1
         if not self.kept:
             return Verification(
                 gain=None,
-                original_ms=_median_ms(self._series, original, original.plan),
+                original_ms=self._series.step_ms(original, batch),
                 final_ms=None,
             )
         self.events.verifying(self.time_budget.remaining_s)
@@ -437,8 +410,8 @@ class Search:
             gain = series.gain("original", "final", self._series.noise().merge(series.noise()))
         return Verification(
             gain=gain,
-            original_ms=_median_ms(series, "original", original.plan),
-            final_ms=_median_ms(series, "final", original.plan),
+            original_ms=series.step_ms("original", batch),
+            final_ms=series.step_ms("final", batch),
             objection=failures.get("final") or self._objection(final, original),
             pairs=series.count("final"),
             copy=copy,
@@ -471,7 +444,8 @@ class Search:
         Its losses are kept under ``key``, by default the trial.
         """
         measurement = self._run_fresh(trial, label, runner or self._runner_of(trial))
-        if measurement is None:
+        if isinstance(measurement, str):
+            self._failures[trial] = measurement
             return None
         losses = first_losses(measurement)
         if losses and trial not in self._converted_runners:  # those have another order of samples
@@ -483,8 +457,8 @@ class Search:
     def _runner_of(self, trial: Trial) -> WorkloadRunner:
         return self._converted_runners.get(trial, self.runner)
 
-    def _run_fresh(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | None:
-        """Return the measurement of a fresh run; if it failed, keep the reason."""
+    def _run_fresh(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | str:
+        """Return the measurement of a fresh run, or why it failed."""
         self.events.trying(label, self.time_budget.remaining_s)
         self._runs += 1
         before_s = self.time_budget.remaining_s
@@ -492,11 +466,7 @@ class Search:
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
         measurement = runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
-        reason = _failure(trial, measurement)
-        if reason is not None:
-            self._failures[trial] = reason
-            return None
-        return measurement
+        return _failure(trial, measurement) or measurement
 
     def _gain(self, old: Trial, new: Trial) -> Interval | None:
         return self._series.gain(old, new, self._series.noise())
@@ -554,18 +524,5 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
 
 
-def _is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
-    assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
-
-
 def _is_precise(gain: Interval) -> bool:
     return gain.low is not None and math.log(gain.value / gain.low) < PRECISE
-
-
-def _median_ms(series: RunSeries, what: object, plan: Plan) -> float | None:
-    """Return the milliseconds of a step."""
-    found = [math.exp(log) for one, log in series.runs if one == what]
-    return median(found) * (plan.batch or 1) if found else None
