@@ -68,7 +68,13 @@ def find_loader(source: PythonSource, created: int | None, step: int | None) -> 
     first: NotConvertible | None = None
     if created is not None:
         try:
-            return name_of(source, _created(source, created, "the DataLoader"))
+            named = name_of(source, _created(source, created, "the DataLoader"))
+            function = enclosing_function(source, named.statement)
+            calls = [] if function is None else _callers(source, function)
+            if function is None or len(calls) < 2:
+                return named
+            text = f"{function.name} makes it and is called {len(calls)} times"
+            first = NotConvertible(created, text)
         except NotConvertible as obstacle:
             first = obstacle
     loop = None if step is None else _loop_around(source, step)
@@ -94,13 +100,20 @@ def name_of(source: PythonSource, call: ast.Call) -> NamedValue:
         case ast.Return():
             function = enclosing_function(source, call)
             assert function is not None
-            callers = calls_of(source, function)
+            callers = _callers(source, function)
             if len(callers) == 1:
                 return name_of(source, callers[0])
             raise NotConvertible(
                 call, f"{function.name} returns it and is called {len(callers)} times"
             )
     raise NotConvertible(call, f"no plain name is assigned {source.code(call)}")
+
+
+def _callers(source: PythonSource, function: Function) -> list[ast.Call]:
+    """Return the calls of a function of the file; ``model.train()`` is none of ``train``."""
+    is_method = isinstance(source.parent(function), ast.ClassDef)
+    calls = calls_of(source, function)
+    return [call for call in calls if is_method or isinstance(call.func, ast.Name)]
 
 
 def uses(source: PythonSource, statement: ast.stmt, name: str) -> Iterator[ast.Name]:
@@ -129,7 +142,7 @@ def _receivers(source: PythonSource, node: ast.Name) -> Iterator[tuple[Scope, st
     if not isinstance(call, ast.Call):
         return
     for function in ast.walk(source.tree):
-        if not isinstance(function, Function) or function.name != last_name(call.func):
+        if not isinstance(function, Function) or call not in _callers(source, function):
             continue
         if keyword is not None and keyword.arg is not None:
             yield function, keyword.arg
@@ -223,7 +236,7 @@ def _iterated(source: PythonSource, iterated: ast.expr) -> NamedValue:
         raise NotConvertible(iterated, f"{source.code(node)} is no plain name of a DataLoader")
     scope, found = lookup(source, node.id, node)
     if len(found) == 1 and isinstance(found[0], ast.arg) and isinstance(scope, Function):
-        callers = calls_of(source, scope)
+        callers = _callers(source, scope)
         names = [_argument_node(call, scope, node.id) for call in callers]
         if len(callers) == 1 and names[0] is not None:
             return _iterated(source, names[0])

@@ -167,6 +167,7 @@ def make_optimizer(net, lr):
 
 
 def train(net, loader, optimizer):
+    net.train()
     for i, (x, y) in enumerate(loader):
         criterion(net(x), y).backward()
         optimizer.step()
@@ -197,6 +198,14 @@ def test_helper_functions_make_model_loader_and_optimizer(tmp_path: Path) -> Non
         "model, optimizer = run.prepare(model, optimizer)",
     ]
     assert "def main():\n    run = nfold.Run()\n    model = build()\n" in found.edited
+
+
+def test_a_function_that_makes_two_loaders_is_left_as_it_is(tmp_path: Path) -> None:
+    old = "    return DataLoader(data(train), batch_size=32)\n"
+    new = "    loader = DataLoader(data(train), batch_size=32)\n    return loader\n"
+    found = convert(tmp_path, HEADER + HELPERS.replace(old, new))
+    assert "train_loader = run.loader(train_loader)" in found.added
+    assert new in found.edited
 
 
 def test_names_in_several_functions_need_a_run_of_the_module(tmp_path: Path) -> None:
