@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from nfold.core.measurement import Measurement
+from nfold.core.plan import WARMUP_STEPS
 from nfold.explain.design import Trial
 from nfold.explain.trials import WorkloadRunner
 from nfold.tune.losses import TOLERANCES, LossReference, first_losses, largest_difference
@@ -15,6 +16,7 @@ from nfold.tune.result import ConvertedScript
 
 FreshRun = Callable[[Trial, str, WorkloadRunner], Measurement | str]
 """Runs a trial in fresh processes; returns its measurement, or why it failed."""
+COMPARED_STEPS = 20
 HASH_SIZE = 2**64
 SAMPLE_TOLERANCE = 0.01  # relative, of the mean samples of a step
 MEAN_TOLERANCE = 0.1  # relative, of the mean of losses that random draws make unequal
@@ -102,6 +104,8 @@ def run_check(
 
     Returns why a run failed if one did.
     """
+    original = original.edit(steps=COMPARED_STEPS, warmup_steps=WARMUP_STEPS)
+    trial = trial.edit(steps=COMPARED_STEPS, warmup_steps=WARMUP_STEPS)
     one = original.edit(devices=1, strategy="single")
     own, copy = (
         runner.with_sources(found.ordered_original),

@@ -174,7 +174,10 @@ class Search:
             self._conversion_losses = check.summary
             self._converted_runners[trial] = self.runner.with_converted(found.copy.sources)
             self._decide(remedy, original, trial, original)
-            self._converted = found if remedy in self.kept else None
+            if remedy in self.kept:
+                self._converted = found
+            else:
+                self._converted_runners.clear()
         return self._converted is not None
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> None:
@@ -498,7 +501,7 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        arms = 3 if self.runner.workload.script else 2
+        arms = 3 if self.runner.workload.script and not self._converted_runners else 2
         needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
 
