@@ -89,10 +89,10 @@ def plan_conversion(profile: ScriptProfile, script: str, folder: Path) -> Conver
         return Conversion(obstacle=f"{file}: {refused}")
     converter = _Converter(source, file, profile, is_main=file == script)
     try:
-        for place, found in zip(places, profile.source_locations["optimizer"], strict=True):
-            if place["file"] != file or found.package_line is not None:
-                where = "a package" if found.package_line is not None else "another file"
-                return Conversion(obstacle=f"{found.line}: {where} constructs this optimizer")
+        for place in places:
+            if place["file"] != file:
+                text = "it constructs an optimizer, as another file does"
+                return Conversion(obstacle=f"{place[0]}: {text}")
         edits = converter.edits([int(place["line"]) for place in places])
     except NotConvertible as obstacle:
         return Conversion(obstacle=f"{file}:{obstacle.line}: {obstacle}")

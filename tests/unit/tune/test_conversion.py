@@ -395,6 +395,16 @@ def test_what_the_probe_run_observed_may_stand_in_the_way(
     assert text is None or plan.obstacle.startswith(f"{line_of(source, text)}: ")
 
 
+def test_optimizers_in_two_files_stand_in_the_way(tmp_path: Path) -> None:
+    source = HEADER + MODULE
+    (tmp_path / "train.py").write_text(source)
+    lines = (line_of(source, "optim.SGD"), "other.py:3")
+    locations = {"optimizer": tuple(SourceLocation(line=line) for line in lines)}
+    profile = profile_of(source, source_locations=locations)
+    plan = plan_conversion(profile, "train.py", tmp_path)
+    assert plan.obstacle == "other.py:3: it constructs an optimizer, as another file does"
+
+
 def test_copies_with_and_without_shuffling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     source = HEADER + MODULE
