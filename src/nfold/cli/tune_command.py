@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from nfold.tune.applied_patch import apply_patch, check_can_apply, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
+    convert_script,
     edit_script,
     write_patch,
     write_settings,
@@ -101,6 +103,12 @@ def run_tune(request: TuneOptions) -> int:
             stop=stop,
             cores=machine.cores,
             edit_script=partial(edit_script, folder=Path.cwd(), copies=folder / COPIES),
+            convert_script=partial(
+                convert_script,
+                workload=subject.workload,
+                folder=Path.cwd(),
+                copies=folder / COPIES,
+            ),
             allowed=allowed,
         )
         try:
@@ -112,7 +120,9 @@ def run_tune(request: TuneOptions) -> int:
             return 128 + stop.signum
         files: dict[str, str] = {}
         if result.is_verified:
-            files = keep_result(result, request, subject.workload, machine, folder)
+            files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
+            if result.profile is None:
+                files = plan_options(result, request, subject.workload, machine)
         if not request.no_report:
             files |= write_report(result, files, folder)
     if request.as_json:
@@ -125,28 +135,32 @@ def run_tune(request: TuneOptions) -> int:
 
 
 def keep_result(
-    result: TuneResult, request: TuneOptions, workload: Workload, machine: Machine, folder: Path
+    result: TuneResult, workload: Workload, machine: Machine, folder: Path, *, apply: bool
 ) -> dict[str, str]:
-    """Write what keeps the result; return paths, and what is left to do by hand, by kind.
+    """Write what keeps the result of a script; return paths, and what is left by hand, by kind.
 
-    A patch is written, and with ``--apply`` applied, only if runs of the edited copy were faster and
+    A patch is written, and with ``apply`` applied, only if runs of the edited copy were faster and
     train the same.
     """
     folder.mkdir(parents=True, exist_ok=True)
     toml, diff = folder / TOML_FILE, folder / PATCH_FILE
     diff.unlink(missing_ok=True)
     profile = result.profile
+    files: dict[str, str] = {}
     if profile is None:
-        return plan_options(result, request, workload, machine)
-    write_settings(result, workload, machine, toml, profile)
-    files = {"toml": display_path(toml.absolute())}
+        return files
+    if result.is_conversion:  # its plan is chosen by nfold.Run
+        toml.unlink(missing_ok=True)
+    else:
+        write_settings(result, workload, machine, toml, profile)
+        files["toml"] = display_path(toml.absolute())
     verified = result.verification
     copy = verified.copy or EditedCopy()
     notes = [*copy.notes]
     if copy.sources and verified.copy_objection is None:
         write_patch(copy.patch, diff)
         files["patch"] = display_path(diff.absolute())
-        if request.apply:
+        if apply:
             try:
                 changed = apply_patch(copy.patch, Path.cwd(), folder / BACKUP)
             except UsageError as error:
@@ -156,6 +170,9 @@ def keep_result(
                 files["applied to"] = f"{names}; --revert takes it back"
     elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
+    if result.is_conversion:
+        run = shlex.join(("nfold", "run", "--devices", f"{result.devices}", *workload.script))
+        files["run"] = run
     if copy.patch.variables:
         variables = (f"{one.name}={one.value}" for one in copy.patch.variables)
         files["variables"] = " ".join(variables)

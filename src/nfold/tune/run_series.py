@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nfold.core.stats import Interval
+from nfold.core.stats import Interval, median
 from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
@@ -56,6 +56,11 @@ class RunSeries:
 
     def count(self, what: object) -> int:
         return sum(one == what for one, _ in self.runs)
+
+    def step_ms(self, what: object, batch: int) -> float | None:
+        """Return the median milliseconds of a step of ``batch`` samples, None without runs."""
+        found = [math.exp(log_time) for one, log_time in self.runs if one == what]
+        return median(found) * batch if found else None
 
     def runs_since(self, what: object) -> int:
         """Return how many runs there were after the last one of ``what``."""
