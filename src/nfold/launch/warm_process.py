@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn
@@ -38,7 +37,8 @@ def import_libraries(names: Iterable[str]) -> None:
 
 def may_fork() -> bool:
     """Return whether a forked process may train: one without other threads, processes and GPUs."""
-    if threading.active_count() > 1 or psutil.Process().children():
+    this = psutil.Process()
+    if this.num_threads() > 1 or this.children():
         return False
     pid = os.fork()
     if pid == 0:
