@@ -24,6 +24,7 @@ from nfold.tune.source_patch import make_patch
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "scripts" / "slow_samples.py"
+PLAIN_SCRIPT = SCRIPT.with_name("plain_loop.py")
 
 
 def measure(
@@ -89,3 +90,50 @@ def test_what_tune_keeps_can_be_applied_and_taken_back(tmp_path: Path) -> None:
     assert b"num_workers=" in (tmp_path / "train.py").read_bytes()
     subprocess.run(["git", "apply", "-R", patch], cwd=tmp_path, check=True)
     assert (tmp_path / "train.py").read_bytes() == original
+
+
+CONVERTED_LINES = [
+    "+import nfold",
+    '-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")',
+    "+    run = nfold.Run()",
+    '+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")',
+    "+    loader = run.loader(loader)",
+    "+    model, optimizer = run.prepare(model, optimizer)",
+    '-        torch.save(model.state_dict(), Path("model.pt"))',
+    "+        if run.is_main:",
+    '+            torch.save(model.state_dict(), Path("model.pt"))',
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_plain_script_is_converted_to_two_devices_and_back(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    shutil.copy(PLAIN_SCRIPT, script)
+    original = script.read_bytes()
+    tune = [sys.executable, "-m", "nfold", "tune", "train.py"]
+    command = [*tune, "--devices", "cpu:2", "--budget", "6m", "--apply", "--json"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    result = json.loads(found.stdout)
+    first = result["tried"][0]
+    assert first["name"] == "conversion"
+    assert first["outcome"] in ("kept", "no gain"), first["reason"]
+    assert first["tried_for"].endswith("4 of its 8 samples on each device")
+    if not result["verified"] or first["outcome"] != "kept":
+        pytest.skip(f"the host is too busy for a verified gain: {result['tried']}")
+    assert [one["name"] for one in result["kept"]] == ["conversion"]
+    assert result["losses"].startswith("first 20 losses differ by ")
+    assert "means" not in result["losses"]
+    assert result["gain"]["low"] > 1
+    assert "toml" not in result["files"]
+    assert result["files"]["run"] == "nfold run --devices 2 train.py"
+    changed = [
+        line
+        for line in (tmp_path / result["files"]["patch"]).read_text().splitlines()
+        if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")
+    ]
+    assert changed == CONVERTED_LINES
+    assert script.read_bytes() != original
+    subprocess.run([*tune, "--revert"], cwd=tmp_path, check=True)
+    assert script.read_bytes() == original
+    subprocess.run(["git", "apply", "--check", result["files"]["patch"]], cwd=tmp_path, check=True)

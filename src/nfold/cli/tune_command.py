@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from nfold.tune.applied_patch import apply_patch, check_can_apply, revert_patch
 from nfold.tune.keep import (
     PATCH_FILE,
     TOML_FILE,
+    convert_script,
     edit_script,
     write_patch,
     write_settings,
@@ -101,6 +103,12 @@ def run_tune(request: TuneOptions) -> int:
             stop=stop,
             cores=machine.cores,
             edit_script=partial(edit_script, folder=Path.cwd(), copies=folder / COPIES),
+            convert_script=partial(
+                convert_script,
+                workload=subject.workload,
+                folder=Path.cwd(),
+                copies=folder / COPIES,
+            ),
             allowed=allowed,
         )
         try:
@@ -138,8 +146,12 @@ def keep_result(
     profile = result.profile
     if profile is None:
         return plan_options(result, request, workload, machine)
-    write_settings(result, workload, machine, toml, profile)
-    files = {"toml": display_path(toml.absolute())}
+    files = {}
+    if result.is_conversion:  # its plan is chosen by nfold.Run
+        toml.unlink(missing_ok=True)
+    else:
+        write_settings(result, workload, machine, toml, profile)
+        files["toml"] = display_path(toml.absolute())
     verified = result.verification
     copy = verified.copy or EditedCopy()
     notes = [*copy.notes]
@@ -156,6 +168,9 @@ def keep_result(
                 files["applied to"] = f"{names}; --revert takes it back"
     elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
+    if result.is_conversion:
+        run = shlex.join(("nfold", "run", "--devices", f"{result.devices}", *workload.script))
+        files["run"] = run
     if copy.patch.variables:
         variables = (f"{one.name}={one.value}" for one in copy.patch.variables)
         files["variables"] = " ".join(variables)

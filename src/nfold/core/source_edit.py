@@ -58,6 +58,30 @@ class AddStatement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReplaceExpression:
+    """Replace the expression ``old``, which begins at ``location`` with its column, by ``new``."""
+
+    location: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveStatement:
+    """Remove the statement at ``location``; ``pass`` replaces it if its block has no other."""
+
+    location: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardStatement:
+    """Execute the statement at ``location`` only if ``condition`` is true."""
+
+    location: str
+    condition: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetVariable:
     """Set an environment variable of the command that starts the script."""
 
@@ -65,4 +89,12 @@ class SetVariable:
     value: str
 
 
-SourceEdit = SetKeywords | WrapExpression | AddStatement | SetVariable
+FileEdit = (
+    SetKeywords
+    | WrapExpression
+    | AddStatement
+    | ReplaceExpression
+    | RemoveStatement
+    | GuardStatement
+)
+SourceEdit = FileEdit | SetVariable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,8 @@ from typing import Literal
 from nfold.core import interleave
 from nfold.core.machine import Machine
 from nfold.core.measurement import FailureCause, Measurement, MeasurementStore, cell_id
-from nfold.core.plan import Plan
-from nfold.core.script_profile import ScriptProfile
+from nfold.core.plan import SAFE_PLAN, Plan
+from nfold.core.script_profile import ReplayHints, ScriptProfile
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.explain.design import Trial
@@ -45,6 +46,7 @@ from nfold.explain.periodic import (
 )
 from nfold.explain.result.budget import NOT_ENOUGH_TIME
 from nfold.launch.launch_spec import RunOptions
+from nfold.launch.script_run import PLAN_VARIABLE
 from nfold.launch.verdict import HANG_TIMEOUT_HINT
 from nfold.launch.workload_run import split_by_variant
 
@@ -279,6 +281,19 @@ class WorkloadRunner:
     def with_sources(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
         """Return a runner that runs edited copies of a script's files: (path, path of the copy)."""
         options = dataclasses.replace(self.options, edited_sources=sources)
+        return dataclasses.replace(self, options=options)
+
+    def with_converted(self, sources: tuple[tuple[str, str], ...]) -> WorkloadRunner:
+        """Return a runner of copies with nfold.Run, which divides the batch itself.
+
+        Nothing is chosen by a search while they are timed.
+        """
+        options = dataclasses.replace(
+            self.options,
+            edited_sources=sources,
+            replay_hints=ReplayHints(script_sets_batch_size=True),
+            environment={PLAN_VARIABLE: json.dumps({SAFE_PLAN: True})},
+        )
         return dataclasses.replace(self, options=options)
 
     def _effective(self, trial: Trial) -> Trial:

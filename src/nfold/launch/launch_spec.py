@@ -264,6 +264,7 @@ class RunOptions:
     to ``checkpoint_folder`` every ``checkpoint_every`` epochs, and resumed from it. ``replay_hints``
     and ``libraries``, the modules that it imports from packages, come from the probe run of a script.
     ``edited_sources`` are its files and edited copies that are run in their place.
+    ``environment`` are variables of all ranks.
     """
 
     results: Path
@@ -281,6 +282,7 @@ class RunOptions:
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
     libraries: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_positive_seconds(**options: float) -> None:

@@ -202,6 +202,8 @@ def _in_process_tree(
                 script=bool(task.workload.script),
                 variant=task.variant,
             )
+            environment = {**launch.environment, **options.environment}
+            launch = dataclasses.replace(launch, environment=environment)
             ending = Supervisor(folder, launch, telemetry.options).run()
         outcome = read_outcome(folder, ending, processes)
         sandbox_caveats = settle_sandbox(folder)

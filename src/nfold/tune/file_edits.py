@@ -23,7 +23,6 @@ from nfold.tune.python_source import (
     parse_expression,
 )
 
-FileEdit = SetKeywords | WrapExpression | AddStatement
 COMPOUND = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.AsyncFor),
     *(ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match),
@@ -35,7 +34,7 @@ TARGET = "{target}"
 
 
 def edit_source(
-    source: PythonSource, position: Position, edit: FileEdit
+    source: PythonSource, position: Position, edit: SetKeywords | WrapExpression | AddStatement
 ) -> SourceRewrite | tuple[CommandValue, ...]:
     """Return an edit of a source, or the keywords that the command line sets instead.
 
@@ -44,13 +43,13 @@ def edit_source(
     """
     if isinstance(edit, SetKeywords):
         return set_keywords(source, position, edit)
-    statement = _find_statement(source, position)
+    statement = find_statement(source, position)
     if isinstance(edit, WrapExpression):
         return _wrap(source, statement, edit, position)
     return _add_statement(source, statement, edit, position)
 
 
-def _find_statement(source: PythonSource, position: Position) -> ast.stmt:
+def find_statement(source: PythonSource, position: Position) -> ast.stmt:
     """Return the innermost statement whose code, without that of its blocks, is at a position."""
     found = [
         node
@@ -257,11 +256,11 @@ def _add_statement(
     if edit.place == "after" and isinstance(statement, LEAVING):
         raise RefusedEdit("nothing after it is executed")
     statement = _outermost_if(source, statement)
-    block = _block(source, statement)
-    index = _index(block, statement)
+    block = statement_block(source, statement)
+    index = statement_index(block, statement)
     if edit.place == "before" and index == 0 and _is_docstring(source, statement):
         raise RefusedEdit("it is a docstring, which must be first")
-    if _shares_line(source, statement, block):
+    if shares_line(source, statement, block):
         if len(added) != 1 or isinstance(added[0], COMPOUND) or "\n" in code:
             raise RefusedEdit("it shares its line with other code")
         if edit.place == "before":
@@ -270,8 +269,8 @@ def _add_statement(
             rewrite.insert(source.end(statement), f"; {code}".encode())
     else:
         _add_lines(source, rewrite, statement, code, edit.place == "before")
-    changed = _block_copy(source, rewrite, statement)
-    at = _index(changed, rewrite.copy_of(statement)) + (edit.place == "after")
+    changed = statement_block_copy(source, rewrite, statement)
+    at = statement_index(changed, rewrite.copy_of(statement)) + (edit.place == "after")
     changed[at:at] = added
     return rewrite
 
@@ -316,7 +315,7 @@ def _outermost_if(source: PythonSource, statement: ast.stmt) -> ast.stmt:
     return statement
 
 
-def _block(source: PythonSource, statement: ast.stmt) -> list[ast.stmt]:
+def statement_block(source: PythonSource, statement: ast.stmt) -> list[ast.stmt]:
     """Return the statements of the block that a statement is in."""
     parent = source.parent(statement)
     assert parent is not None
@@ -326,12 +325,12 @@ def _block(source: PythonSource, statement: ast.stmt) -> list[ast.stmt]:
     raise AssertionError("a statement is in a block")
 
 
-def _block_copy(
+def statement_block_copy(
     source: PythonSource, rewrite: SourceRewrite, statement: ast.stmt
 ) -> list[ast.stmt]:
     parent = source.parent(statement)
     assert parent is not None
-    block = _block(source, statement)
+    block = statement_block(source, statement)
     for field, content in ast.iter_fields(parent):
         if content is block:
             copied: list[ast.stmt] = getattr(rewrite.copy_of(parent), field)
@@ -339,7 +338,7 @@ def _block_copy(
     raise AssertionError("a block is a field")
 
 
-def _index(block: Sequence[ast.stmt], statement: ast.stmt) -> int:
+def statement_index(block: Sequence[ast.stmt], statement: ast.stmt) -> int:
     return next(index for index, each in enumerate(block) if each is statement)
 
 
@@ -353,12 +352,12 @@ def _is_docstring(source: PythonSource, statement: ast.stmt) -> bool:
     return False
 
 
-def _shares_line(source: PythonSource, statement: ast.stmt, block: Sequence[ast.stmt]) -> bool:
+def shares_line(source: PythonSource, statement: ast.stmt, block: Sequence[ast.stmt]) -> bool:
     """Return whether other code is before a statement in its line, or another statement behind."""
     start = source.start(statement)
     if source.text[source.line_start(source.line_at(start)) : start].strip():
         return True
-    index = _index(block, statement)
+    index = statement_index(block, statement)
     return index + 1 < len(block) and block[index + 1].lineno == statement.end_lineno
 
 
@@ -376,7 +375,7 @@ def _add_imports(
     if not lines:
         return
     body = source.tree.body
-    before = body[: _index(body, top)]  # type: ignore[arg-type]
+    before = body[: statement_index(body, top)]  # type: ignore[arg-type]
     after = 0
     for index, each in enumerate(before):
         is_first_text = index == 0 and _is_docstring(source, each)

@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import nfold
+from nfold.core.fingerprint import module_file
 from nfold.core.machine import Machine
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.serialization import replace_file
-from nfold.core.source_edit import SetVariable, SourceEdit
+from nfold.core.source_edit import SetKeywords, SetVariable, SourceEdit
+from nfold.core.source_location import display_path
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
+from nfold.tune.conversion import plan_conversion
 from nfold.tune.plan_edits import loader_worker_edits
 from nfold.tune.remedies import Remedy, largest_change
-from nfold.tune.result import EditedCopy, TuneResult
+from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.settings_file import KeptRemedy, TunedSettings
 from nfold.tune.source_patch import SourcePatch, make_patch
 
@@ -77,6 +80,35 @@ def edit_script(
 def _by_hand(remedy: Remedy) -> str:
     known = not remedy.is_plan_field and not remedy.in_run
     return (REGISTRY[remedy.name] if known else Intervention).by_hand
+
+
+def convert_script(
+    profile: ScriptProfile, workload: Workload, folder: Path, copies: Path
+) -> ConvertedScript:
+    """Write copies of a script's files with nfold.Run, and copies that do not shuffle the samples."""
+    file = workload.script[0]
+    if workload.module is not None:
+        file = module_file(workload.module, str(folder)) or ""
+    plan = plan_conversion(profile, display_path(Path(file).absolute()), folder)
+    patch = make_patch(plan.edits, folder)
+    refusal = plan.obstacle or next((str(one) for one in patch.refusals), "")
+    if refusal:
+        return ConvertedScript(obstacle=refusal)
+    created = profile.training_loader.created_at or ""
+    keywords = (("shuffle", "False"),)
+    order = SetKeywords(location=created, function="DataLoader", keywords=keywords)
+    original, ordered = make_patch([order], folder), make_patch([order, *plan.edits], folder)
+    is_ordered = all(order in one.edits and not one.refusals for one in (original, ordered))
+    sources = tuple(_write_copies(patch, folder, copies))
+    return ConvertedScript(
+        copy=EditedCopy(patch=patch, sources=sources, notes=plan.notes),
+        ordered_original=tuple(_write_copies(original, folder, copies / "ordered-original"))
+        if is_ordered
+        else (),
+        ordered_copy=tuple(_write_copies(ordered, folder, copies / "ordered-copy"))
+        if is_ordered
+        else sources,
+    )
 
 
 def _write_copies(patch: SourcePatch, folder: Path, copies: Path) -> Iterator[tuple[str, str]]:

@@ -49,14 +49,15 @@ class LossReference:
         if numerics == "training" or not losses or not self.runs or not self.runs[0]:
             return None
         if not self.is_repeatable:
-            return self._objection_to_mean(losses)
+            return self.objection_to_mean(losses)
         limit = max(TOLERANCES[numerics], REPEAT_FACTOR * self.spread)
         found = largest_difference(self.runs[0], losses)
         if found <= limit:
             return None
         return f"its losses differ by {found:.2g} of their size (allowed: {limit:.2g})"
 
-    def _objection_to_mean(self, losses: Losses) -> str | None:
+    def objection_to_mean(self, losses: Losses) -> str | None:
+        """Return how the mean loss of a run differs by more than chance, or None."""
         pooled = [loss for run in self.runs for loss in run]
         error = stdev(pooled) * math.sqrt(1 / len(losses) + 1 / len(pooled))
         difference = abs(fmean(losses) - fmean(pooled))

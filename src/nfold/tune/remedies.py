@@ -26,6 +26,8 @@ from nfold.tune.settings_file import keepable_remedies
 Refusal = Callable[[Trial], str | None]
 """Why a trial cannot run, or None."""
 
+CONVERSION = "conversion"
+"""Name of the remedy that makes a script data-parallel with nfold.Run; its value: the devices."""
 PERMISSIONS = tuple(
     sorted(
         {each.permission for each in REGISTRY.values() if each.permission}
@@ -133,6 +135,8 @@ class Remedy:
 
     @property
     def numerics(self) -> Numerics:
+        if self.name == CONVERSION:
+            return "rounding"
         if self._is_field:
             return max((TUNABLE_FIELDS[one].numerics for one in self.fields), key=NUMERICS.index)
         numerics = REGISTRY[self.name].numerics
@@ -141,6 +145,8 @@ class Remedy:
 
     @property
     def permission(self) -> str:
+        if self.name == CONVERSION:
+            return ""
         if self._is_field:
             return TUNABLE_FIELDS[self.name].permission
         return REGISTRY[self.name].permission
@@ -150,6 +156,8 @@ class Remedy:
         """``channels_last``, ``num_workers=4``, ``step compiled with strategy nfold``."""
         if self.name == "workers":
             return f"num_workers={self.value}"
+        if self.name == CONVERSION:
+            return f"nfold.Run on {self.value} devices"
         if self._is_field:
             needed = join_words([f"{name} {value}" for name, value in self.needs])
             return f"{self.name} {self.value}{needed and f' with {needed}'}"
@@ -157,6 +165,8 @@ class Remedy:
 
     def apply(self, trial: Trial) -> Trial:
         """Return the trial with the remedy, in place of another value of the same."""
+        if self.name == CONVERSION:
+            return trial.edit(strategy="ddp")
         if self.is_plan_field:
             return trial.edit(**self.fields)
         if self.in_run:
@@ -178,6 +188,13 @@ def apply_all(remedies: Iterable[Remedy], trial: Trial) -> Trial:
     for remedy in remedies:
         trial = remedy.apply(trial)
     return trial
+
+
+def conversion_to(design: ExperimentDesign) -> Remedy:
+    """Return the conversion of a script to all devices of a design."""
+    share = f"{design.batch_per_device} of its {design.plan.batch} samples on each device"
+    reason = f"the batch of a step is unchanged, {share}"
+    return Remedy(name=CONVERSION, value=design.devices, reason=reason)
 
 
 def first_values(remedies: Iterable[Remedy]) -> list[Remedy]:

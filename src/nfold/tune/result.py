@@ -10,7 +10,7 @@ from nfold.core.serialization import JSON_SCHEMA_VERSION, serialize
 from nfold.core.stats import Interval
 from nfold.explain.design import Trial
 from nfold.explain.result.budget import Budget
-from nfold.tune.remedies import Remedy
+from nfold.tune.remedies import CONVERSION, Remedy
 from nfold.tune.source_patch import SourcePatch
 
 
@@ -54,6 +54,20 @@ class EditedCopy:
     sources: tuple[tuple[str, str], ...] = ()
     at_run_time: tuple[Remedy, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertedScript:
+    """A script that nfold.Run makes data-parallel, or ``obstacle``: the line that stands in the way.
+
+    ``ordered_original`` and ``ordered_copy`` are sources as in EditedCopy that do not shuffle the
+    samples, so that their losses can be compared; both are empty if no edit can do that.
+    """
+
+    copy: EditedCopy = field(default_factory=EditedCopy)
+    ordered_original: tuple[tuple[str, str], ...] = ()
+    ordered_copy: tuple[tuple[str, str], ...] = ()
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +119,11 @@ class TuneResult:
     @property
     def is_verified(self) -> bool:
         return bool(self.kept) and self.verification.holds
+
+    @property
+    def is_conversion(self) -> bool:
+        """Return whether the final settings are the script with nfold.Run on all devices."""
+        return any(one.name == CONVERSION for one in self.kept)
 
     def rate(self, step_ms: float | None) -> float | None:
         """Return the samples per second of a step."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from nfold.core.stats import Interval
+from nfold.core.stats import Interval, median
 from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
@@ -24,6 +24,13 @@ def t_quantile(degrees_of_freedom: int) -> float:
     if degrees_of_freedom <= len(STUDENT_T):
         return STUDENT_T[degrees_of_freedom - 1]
     return NORMAL_QUANTILE + 2.5 / degrees_of_freedom
+
+
+def is_decided(gain: Interval, threshold: float) -> bool:
+    """Return whether the interval lies on one side of the threshold."""
+    assert gain.low is not None
+    assert gain.high is not None
+    return gain.low > threshold or gain.high < threshold
 
 
 @dataclass
@@ -56,6 +63,11 @@ class RunSeries:
 
     def count(self, what: object) -> int:
         return sum(one == what for one, _ in self.runs)
+
+    def step_ms(self, what: object, batch: int) -> float | None:
+        """Return the median milliseconds of a step of ``batch`` samples, None without runs."""
+        found = [math.exp(log_time) for one, log_time in self.runs if one == what]
+        return median(found) * batch if found else None
 
     def runs_since(self, what: object) -> int:
         """Return how many runs there were after the last one of ``what``."""
@@ -101,13 +113,6 @@ class RunSeries:
                 pool.degrees_of_freedom += 1
             last[what] = log_time
         return pool
-
-
-def is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
-    assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
 
 
 def is_precise(gain: Interval) -> bool:

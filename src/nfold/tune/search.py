@@ -26,17 +26,19 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
+from nfold.tune.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
     PlanCompletion,
     Remedy,
     apply_all,
     choose_remedies,
+    conversion_to,
     first_values,
     largest_change,
     values_to_try,
 )
-from nfold.tune.result import EditedCopy, Tried, TuneResult, Verification
+from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
 from nfold.tune.run_series import RunSeries, is_decided, is_precise
 
 SEED = 1
@@ -55,10 +57,10 @@ FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
 """Explains within so many seconds; the runner applies the remedies that are kept."""
-
-
 EditScript = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy]
 """Writes an edited copy of a script with the remedies that are kept, as far as edits keep them."""
+ConvertScript = Callable[[ScriptProfile], ConvertedScript]
+"""Writes copies of a script that nfold.Run makes data-parallel."""
 
 
 class TuneEvents:
@@ -89,12 +91,16 @@ class Search:
     stop: StopRequest
     cores: int
     edit_script: EditScript
+    convert_script: ConvertScript
     allowed: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _series: RunSeries = field(default_factory=RunSeries)
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
+    _converted: ConvertedScript | None = None
+    _converted_runners: dict[Trial, WorkloadRunner] = field(default_factory=dict)
+    _conversion_losses: str = ""
     _runs: int = 0
     _run_seconds: list[float] = field(default_factory=list)
 
@@ -113,9 +119,11 @@ class Search:
             self._measure(original)
         if self._series.count(original) == 0:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
-        left = self._search(design, budget, original)
-        self._try_pairs(original)
-        self._prune(self.kept, original)
+        left = None
+        if not self._convert(design, original):
+            left = self._search(design, budget, original)
+            self._try_pairs(original)
+            self._prune(self.kept, original)
         verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
@@ -149,6 +157,32 @@ class Search:
         steps = max(MIN_STEPS, min(MAX_STEPS, round(RUN_S / step_s)))
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
+
+    def _convert(self, design: ExperimentDesign, original: Trial) -> bool:
+        """Try a script of one process with nfold.Run on all devices; return whether it is kept."""
+        if design.profile is None or not design.uses_one_process:
+            return False
+        found, remedy = self.convert_script(design.profile), conversion_to(design)
+        trial = remedy.apply(original)
+        if found.obstacle:
+            self._note(remedy, "refused", reason=found.obstacle)
+        elif self.stop or not self._time_for(4):
+            self._note(remedy, "not tried", reason="no time was left")
+        else:
+            check = run_check(found, self.runner, original, trial, self._run_fresh)
+            objection = check if isinstance(check, str) else check.objection()
+            if isinstance(check, str) or objection is not None:
+                outcome = "failed" if isinstance(check, str) else "changes training"
+                self._note(remedy, outcome, reason=objection or "")
+                return False
+            self._conversion_losses = check.summary
+            self._converted_runners[trial] = self.runner.with_converted(found.copy.sources)
+            self._decide(remedy, original, trial, original)
+            if remedy in self.kept:
+                self._converted = found
+            else:
+                self._converted_runners.clear()
+        return self._converted is not None
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> Budget | None:
         """Try all remedies; after the first round explain again what is left, and return that."""
@@ -362,19 +396,24 @@ class Search:
     def _verify(self, original: Trial, profile: ScriptProfile | None) -> Verification:
         """Compare the original, the final settings and the edited copy in fresh runs."""
         final, series = apply_all(self.kept, original), RunSeries()
+        batch = original.plan.batch or 1
         if not self.kept:
             return Verification(
                 gain=None,
-                original_ms=_median_ms(self._series, original, original.plan),
+                original_ms=self._series.step_ms(original, batch),
                 final_ms=None,
             )
         self.events.verifying(self.time_budget.remaining_s)
-        copy = self.edit_script(tuple(self.kept), profile) if profile is not None else None
         arms: dict[str, tuple[Trial, WorkloadRunner]] = {
             "original": (original, self.runner),
-            "final": (final, self.runner),
+            "final": (final, self._runner_of(final)),
         }
-        if copy is not None and copy.sources:
+        copy = None
+        if self._converted is not None:  # the final settings are the edited copy
+            copy = self._converted.copy
+        elif profile is not None:
+            copy = self.edit_script(tuple(self.kept), profile)
+        if copy is not None and copy.sources and self._converted is None:
             trial = apply_all(copy.at_run_time, original)
             arms[COPY] = (trial, self.runner.with_sources(copy.sources))
         gain: Interval | None = None
@@ -394,8 +433,8 @@ class Search:
             gain = series.gain("original", "final", self._series.noise().merge(series.noise()))
         return Verification(
             gain=gain,
-            original_ms=_median_ms(series, "original", original.plan),
-            final_ms=_median_ms(series, "final", original.plan),
+            original_ms=series.step_ms("original", batch),
+            final_ms=series.step_ms("final", batch),
             objection=failures.get("final") or self._objection(final, original),
             pairs=series.count("final"),
             copy=copy,
@@ -427,23 +466,30 @@ class Search:
 
         Its losses are kept under ``key``, by default the trial.
         """
+        measurement = self._run_fresh(trial, label, runner or self._runner_of(trial))
+        if isinstance(measurement, str):
+            self._failures[trial] = measurement
+            return None
+        losses = first_losses(measurement)
+        if losses and trial not in self._converted_runners:  # those have another order of samples
+            self._losses.setdefault(key or trial, []).append(losses)
+        metrics = trial.metrics(measurement)
+        samples = trial.plan.batch or 1
+        return (metrics["step"] + metrics.get("gap", 0.0)) / samples
+
+    def _runner_of(self, trial: Trial) -> WorkloadRunner:
+        return self._converted_runners.get(trial, self.runner)
+
+    def _run_fresh(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | str:
+        """Return the measurement of a fresh run, or why it failed."""
         self.events.trying(label, self.time_budget.remaining_s)
         self._runs += 1
         before_s = self.time_budget.remaining_s
         # Compilation and searches are over before the steps that count.
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
-        measurement = (runner or self.runner).measure(trial, FIRST_REPEAT + self._runs, limit_s)
+        measurement = runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
-        reason = _failure(trial, measurement)
-        if reason is not None:
-            self._failures[trial] = reason
-            return None
-        losses = first_losses(measurement)
-        if losses:
-            self._losses.setdefault(key or trial, []).append(losses)
-        metrics = trial.metrics(measurement)
-        samples = trial.plan.batch or 1
-        return (metrics["step"] + metrics.get("gap", 0.0)) / samples
+        return _failure(trial, measurement) or measurement
 
     def _gain(self, old: Trial, new: Trial) -> Interval | None:
         return self._series.gain(old, new, self._series.noise())
@@ -464,6 +510,8 @@ class Search:
         return reference.objection(losses[-1], largest_change((*self.kept, *tried)))
 
     def _loss_summary(self, original: Trial) -> str:
+        if self._converted is not None:
+            return self._conversion_losses
         if not self._losses.get(original):
             return "losses were not compared: the script calls no backward on a loss"
         reference = LossReference(tuple(self._losses[original]))
@@ -473,7 +521,7 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        arms = 3 if self.runner.workload.script else 2
+        arms = 3 if self.runner.workload.script and not self._converted_runners else 2
         needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
 
@@ -497,9 +545,3 @@ def _failure(trial: Trial, measurement: Measurement) -> str | None:
     if wrong is not None:
         return f"wrong training: {wrong}"
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"
-
-
-def _median_ms(series: RunSeries, what: object, plan: Plan) -> float | None:
-    """Return the milliseconds of a step."""
-    found = [math.exp(log) for one, log in series.runs if one == what]
-    return median(found) * (plan.batch or 1) if found else None

@@ -11,17 +11,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nfold.core.source_edit import AddStatement, SetVariable, SourceEdit
-from nfold.tune.file_edits import FileEdit, edit_source
+from nfold.core.source_edit import (
+    AddStatement,
+    FileEdit,
+    GuardStatement,
+    RemoveStatement,
+    ReplaceExpression,
+    SetVariable,
+    SourceEdit,
+)
+from nfold.tune.file_edits import edit_source
 from nfold.tune.keyword_arguments import CommandValue
 from nfold.tune.python_source import (
     Position,
     PythonSource,
     RefusedEdit,
+    SourceRewrite,
     Splice,
     offset_after,
     read_source,
 )
+from nfold.tune.statement_edits import edit_statement
 
 LOCATION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 NO_NEWLINE = b"\\ No newline at end of file\n"
@@ -197,7 +207,11 @@ class _Session:
         file = self._open(place["file"])
         column = place["column"]
         position = file.position(int(place["line"]), None if column is None else int(column))
-        made = edit_source(file.source, position, edit)
+        made: SourceRewrite | tuple[CommandValue, ...]
+        if isinstance(edit, ReplaceExpression | RemoveStatement | GuardStatement):
+            made = edit_statement(file.source, position, edit)
+        else:
+            made = edit_source(file.source, position, edit)
         if isinstance(made, tuple):
             self.flags += [_flag(edit, each) for each in made]
             return

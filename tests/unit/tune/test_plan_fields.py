@@ -27,7 +27,7 @@ from nfold.tune.remedies import (
     apply_all,
     choose_remedies,
 )
-from nfold.tune.result import EditedCopy, TuneResult
+from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
 
 FIXED_FIELDS = {
@@ -136,6 +136,7 @@ def tune(scenario: Scenario, *allowed: str, **changes: Any) -> TuneResult:
         stop=StopRequest(),
         cores=HOST.cores,
         edit_script=lambda kept, profile: EditedCopy(),
+        convert_script=lambda profile: ConvertedScript(),
         allowed=frozenset(allowed),
     )
     return search.run()

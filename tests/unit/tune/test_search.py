@@ -5,23 +5,30 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from explaining import HOST, Memory, failed, script_runner, target
+from nfold.cli.tune_command import keep_result
+from nfold.cli.tune_screen import result_lines
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
+from nfold.core.source_edit import AddStatement
 from nfold.core.variant import Variant
+from nfold.core.workload import Workload
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
-from nfold.tune.result import EditedCopy, TuneResult
+from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
+from nfold.tune.source_patch import make_patch
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 PROFILE = ScriptProfile(
@@ -54,8 +61,17 @@ Sabotage = Callable[[Measurement, Variant], Measurement]
 class Simulation:
     """Runs of a scenario: every one takes a second; ``sabotage`` changes measurements."""
 
-    def __init__(self, scenario: Scenario, sabotage: Sabotage | None = None) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        sabotage: Sabotage | None = None,
+        *,
+        profile: ScriptProfile = PROFILE,
+        converted: ConvertedScript | None = None,
+    ) -> None:
         self.seconds = 0.0
+        self.profile = profile
+        self.converted = converted or ConvertedScript(obstacle="train.py:7: a reason")
         self._usual, self._sabotage = script_runner(scenario), sabotage
         self.runner = target(scenario, Memory(), self._run)
 
@@ -65,9 +81,10 @@ class Simulation:
         self.seconds += 1.0
         found: Measurement = self._usual(workload, plan, variant, **more)
         losses = tuple((step, 1.0 / step) for step in range(1, 21))
-        found = dataclasses.replace(
-            found, ranks=tuple(dataclasses.replace(rank, losses=losses) for rank in found.ranks)
+        ranks = (  # hashes of simulated samples do not add up over ranks
+            dataclasses.replace(rank, losses=losses, sample_hashes=()) for rank in found.ranks
         )
+        found = dataclasses.replace(found, ranks=tuple(ranks))
         return self._sabotage(found, variant or Variant()) if self._sabotage else found
 
     def explain(
@@ -75,7 +92,7 @@ class Simulation:
     ) -> tuple[ExperimentDesign, Experiment]:
         budget = TimeBudget(seconds, now=lambda: self.seconds)
         experiment = Experiment(runner, budget, ExperimentEvents())
-        design = probe_script(experiment, PLACE, None, HOST, lambda _: (PROFILE,))
+        design = probe_script(experiment, PLACE, None, HOST, lambda _: (self.profile,))
         return experiment.run(design), experiment
 
     def tune(self, budget_s: float = 400.0, allowed: Collection[str] = ()) -> TuneResult:
@@ -87,6 +104,7 @@ class Simulation:
             stop=StopRequest(),
             cores=HOST.cores,
             edit_script=lambda kept, profile: EditedCopy(),
+            convert_script=lambda profile: self.converted,
             allowed=frozenset(allowed),
         )
         return search.run()
@@ -94,6 +112,18 @@ class Simulation:
 
 def scenario(**costs: Any) -> Scenario:
     return Scenario(**{**COSTS, **costs})
+
+
+def scaled(found: Measurement, factor: float) -> Measurement:
+    """Return a measurement with all times multiplied."""
+    ranks = []
+    for rank in found.ranks:
+        windows = tuple(
+            dataclasses.replace(one, seconds=factor * one.seconds) for one in rank.windows
+        )
+        step_ms = tuple(factor * one for one in rank.step_ms)
+        ranks.append(dataclasses.replace(rank, windows=windows, step_ms=step_ms))
+    return dataclasses.replace(found, ranks=tuple(ranks))
 
 
 def outcomes(result: TuneResult) -> dict[str, str]:
@@ -153,15 +183,7 @@ def test_what_only_helped_by_drift_is_not_kept() -> None:
     def sabotage(found: Measurement, variant: Variant) -> Measurement:
         nonlocal runs
         runs += 1
-        factor = 0.99**runs
-        ranks = []
-        for rank in found.ranks:
-            windows = tuple(
-                dataclasses.replace(one, seconds=factor * one.seconds) for one in rank.windows
-            )
-            step_ms = tuple(factor * one for one in rank.step_ms)
-            ranks.append(dataclasses.replace(rank, windows=windows, step_ms=step_ms))
-        return dataclasses.replace(found, ranks=tuple(ranks))
+        return scaled(found, 0.99**runs)
 
     result = Simulation(scenario(), sabotage).tune()
     assert not result.is_verified
@@ -258,3 +280,101 @@ def test_losses_that_do_not_repeat_are_compared_by_their_means(
     assert "only their means were compared" in result.losses
     assert ("anomaly_detection" in {one.name for one in result.kept}) == is_kept
     assert outcomes(result)["anomaly_detection"] == ("kept" if is_kept else "changes training")
+
+
+ONE_PROCESS = dataclasses.replace(PROFILE, world_size=1, process_group=False, parallel="none")
+CONVERTED = ConvertedScript(
+    ordered_original=(("train.py", "original.py"),), ordered_copy=(("train.py", "copy.py"),)
+)
+
+
+def test_a_script_of_one_process_is_converted_first() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        return scaled(found, 0.5) if found.plan.strategy == "ddp" else found
+
+    simulation = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=CONVERTED)
+    result = simulation.tune()
+    assert [one.name for one in result.kept] == ["conversion"]
+    assert [one.remedy.name for one in result.tried] == ["conversion"]
+    assert result.is_conversion
+    assert result.is_verified
+    assert result.final.plan.strategy == "ddp"
+    gain = result.verification.gain
+    assert gain is not None
+    assert gain.value == pytest.approx(2, rel=0.03)
+    (tried,) = result.tried
+    assert (
+        tried.remedy.reason
+        == "the batch of a step is unchanged, 50 of its 100 samples on each device"
+    )
+    assert result.losses == "first 20 losses differ by 0 of the largest on 1 device and by 0 on 2"
+
+
+def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("a = 1\n")
+    edit = AddStatement(location="train.py:1", statement="run = nfold.Run()", place="before")
+    copy = EditedCopy(
+        patch=make_patch([edit], tmp_path),
+        sources=(("train.py", "copy.py"),),
+        notes=("train.py:3: every device writes",),
+    )
+
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        return scaled(found, 0.5) if found.plan.strategy == "ddp" else found
+
+    converted = dataclasses.replace(CONVERTED, copy=copy)
+    result = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=converted).tune()
+    (tmp_path / "nfold.toml").write_text("")  # of an earlier result
+    workload = Workload(name="train.py", script=("train.py", "--epochs", "3"))
+    request: Any = SimpleNamespace(apply=True, no_report=True)
+    files = keep_result(result, request, workload, HOST, tmp_path)
+    assert files == {
+        "patch": "nfold.patch",
+        "applied to": "train.py; --revert takes it back",
+        "run": "nfold run --devices 2 train.py --epochs 3",
+        "by hand": "train.py:3: every device writes",
+    }
+    assert not (tmp_path / "nfold.toml").exists()
+    assert script.read_text() == "run = nfold.Run()\na = 1\n"
+    lines = [text for text, _ in result_lines(result, files, 120)]
+    assert lines[0].startswith("digits on 2 devices: 2.")
+    assert any(line.startswith("  nfold.Run on 2 devices ") for line in lines)
+    assert "run: nfold run --devices 2 train.py --epochs 3" in lines
+
+
+def test_tuning_goes_on_without_a_conversion_that_is_not_possible() -> None:
+    result = Simulation(scenario(anomaly_ms=5.0), profile=ONE_PROCESS).tune()
+    first = result.tried[0]
+    assert (first.outcome, first.reason) == ("refused", "train.py:7: a reason")
+    assert "anomaly_detection" in {one.name for one in result.kept}
+    assert not result.is_conversion
+
+
+def test_a_conversion_that_changes_losses_is_not_kept() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if found.plan.strategy != "ddp":
+            return found
+        wrong = tuple((step, 2.0 / step) for step in range(1, 21))
+        ranks = (dataclasses.replace(rank, losses=wrong) for rank in found.ranks)
+        return dataclasses.replace(found, ranks=tuple(ranks))
+
+    simulation = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=CONVERTED)
+    result = simulation.tune()
+    assert result.tried[0].outcome == "changes training"
+    assert result.tried[0].reason.startswith("on 2 devices its mean loss differs by +100 %")
+    assert not result.is_conversion
+
+
+def test_a_conversion_that_crashes_is_not_kept() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if found.plan.strategy != "ddp" or variant.random_seed is None:
+            return found
+        return failed(Trial(plan=found.plan, variant=variant), "rank 1: no loader")
+
+    simulation = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=CONVERTED)
+    result = simulation.tune()
+    assert result.tried[0].outcome == "failed"
+    assert "nfold.Run on all devices: crashed: rank 1: no loader" in result.tried[0].reason
+    assert not result.is_conversion

@@ -156,6 +156,11 @@ class RunLoader:
         self._in_epoch = False
 
     @property
+    def dataset(self) -> Any:
+        """The data set, as of a DataLoader."""
+        return self.data
+
+    @property
     def steps_left(self) -> int:
         """Optimizer steps that are left of the epochs; 0 if their length is unknown."""
         if self._source.samples is None:

@@ -53,6 +53,12 @@ def test_epochs_differ_and_are_the_same_for_arrays_and_samples() -> None:
     assert len(arrays) == len(samples) == 3
 
 
+def test_the_data_set_of_a_loader_is_that_of_its_dataloader() -> None:
+    samples = list(range(10))
+    data, _ = resolve_settings(DataLoader(samples, batch_size=4), UNSAID)  # type: ignore[arg-type]
+    assert loader(data).dataset is samples
+
+
 def test_an_epoch_that_was_broken_off_is_followed_by_the_next() -> None:
     whole = loader(torch.arange(10))
     first, second = read(whole), read(whole)
