@@ -17,7 +17,7 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
-from nfold.tune.conversion import plan_conversion
+from nfold.tune.conversion.conversion_edits import plan_conversion
 from nfold.tune.plan_edits import loader_worker_edits
 from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult

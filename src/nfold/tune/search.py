@@ -26,7 +26,7 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
-from nfold.tune.conversion_check import run_check
+from nfold.tune.conversion.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
     PlanCompletion,

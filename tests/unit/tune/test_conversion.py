@@ -12,7 +12,7 @@ import pytest
 
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.workload import Workload
-from nfold.tune.conversion import Conversion, plan_conversion
+from nfold.tune.conversion.conversion_edits import Conversion, plan_conversion
 from nfold.tune.keep import convert_script
 from nfold.tune.source_patch import make_patch
 

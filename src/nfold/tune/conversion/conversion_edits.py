@@ -20,6 +20,15 @@ from nfold.core.source_edit import (
     ReplaceExpression,
     SourceEdit,
 )
+from nfold.tune.conversion.training_names import (
+    NamedOptimizer,
+    NamedValue,
+    NotConvertible,
+    find_loader,
+    find_optimizer,
+    is_stored,
+    uses,
+)
 from nfold.tune.file_edits import statement_block, statement_index
 from nfold.tune.name_bindings import Function, aliases, bindings
 from nfold.tune.python_source import (
@@ -30,15 +39,6 @@ from nfold.tune.python_source import (
     read_source,
 )
 from nfold.tune.source_patch import LOCATION
-from nfold.tune.training_names import (
-    NamedOptimizer,
-    NamedValue,
-    NotConvertible,
-    find_loader,
-    find_optimizer,
-    is_stored,
-    uses,
-)
 
 SAMPLERS = ("", "RandomSampler", "SequentialSampler", "_InfiniteConstantSampler")
 """Samplers of a DataLoader that nfold.Run replaces by its own, with the same samples."""

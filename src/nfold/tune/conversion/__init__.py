@@ -1,0 +1,1 @@
+"""Conversion of a script for one device to nfold.Run."""
