@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import profiler
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.fsdp import _flat_param
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +31,7 @@ LAUNCH = {
     ("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "_matches_machine_hostname"),
     ("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend", "TCPStore"),
     ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "DynamicRendezvousHandler"),
+    ("torch.cuda", "_is_in_bad_fork"),
 }
 """Names of modules that must not import torch, and those that the agent replaces."""
 
@@ -47,7 +49,7 @@ def private_attributes(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("layer", ["engines", "instrument", "launch", "workloads"])
 def test_private_names_are_in_one_module(layer: str) -> None:
-    known = PYTHON | {name for _, name in LAUNCH} | {"_shutdown_workers", "_key"}
+    known = PYTHON | {name for _, name in LAUNCH} | {"_shutdown_workers", "_key", "_popen"}
     found = [
         f"{file}:{line}: {name}"
         for file in sorted((SOURCE / layer).rglob("*.py"))
@@ -72,6 +74,7 @@ def test_names_of_the_launcher_exist(module: str, name: str) -> None:
         (DistributedDataParallel, torch_private.REGISTER_BUILTIN_HOOK),
         (DistributedDataParallel, torch_private.SYNC_BUFFERS),
         (dynamic_rendezvous.DynamicRendezvousHandler, "_create_tcp_store_server"),
+        (SubprocessHandler, "_popen"),
         (
             dataloader._MultiProcessingDataLoaderIter,
             "_shutdown_workers",

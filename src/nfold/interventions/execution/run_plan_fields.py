@@ -19,7 +19,6 @@ class RunPlanFields(Intervention[tuple[tuple[str, str], ...]]):
     kind = "remedy"
     numerics = "training"  # at most: each field has its own class and permission
     permission = "precision"
-    needed_in_run = "nfold.Run"
     refused_in_workloads = "workloads have a plan"
     applied_in = ("api.py",)
 

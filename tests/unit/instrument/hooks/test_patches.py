@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ from nfold.instrument.hooks.patches import (
     mark_parallelized,
 )
 from nfold.instrument.rank_environment import AffinityHook
+from nfold.instrument.script_profiler import RUN_MODULE
 from nfold.instrument.script_rank import ChildTrainingDetector
 from nfold.instrument.session import InstrumentedRun
 from test_architecture import ROOT
@@ -32,6 +34,7 @@ from test_architecture import ROOT
 
 @pytest.fixture(autouse=True)
 def empty_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module(RUN_MODULE)  # else nothing of it is replaced
     monkeypatch.setattr(Patches, "stack", [])
 
 
