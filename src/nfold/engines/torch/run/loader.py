@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import cycle, islice
 from numbers import Integral
 from typing import Any
 
@@ -246,7 +246,10 @@ class MapStyleReader:
         ids = [order[part.positions] for part in parts]
         self._sampler.batches = [each.tolist() for each in ids]
         self._loader.generator = _worker_seeds(epoch)
-        yield from zip(parts, self._loader, map(torch.from_numpy, ids), strict=True)
+        # A measured run may end or repeat the pass over the lists of the sampler.
+        known = cycle(zip(parts, map(torch.from_numpy, ids), strict=True))
+        for (part, own), batch in zip(known, self._loader, strict=False):
+            yield part, batch, own
 
 
 def _worker_seeds(epoch: int) -> torch.Generator:

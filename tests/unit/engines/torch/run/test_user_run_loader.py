@@ -290,3 +290,25 @@ def test_a_number_of_numpy_s_is_a_batch() -> None:
 def test_a_batch_that_is_none_is_refused(batch: object) -> None:
     with pytest.raises(UsageError, match=r"batch_size.*whole numbers from 1"):
         resolve_settings([1], {**UNSAID, "batch_size": batch})
+
+
+@pytest.mark.parametrize(("batches", "expected"), [(2, 2), (3, 3), (5, 5)])
+def test_a_measured_run_may_end_or_repeat_a_pass(batches: int, expected: int) -> None:
+    """The lists of its sampler then belong to the same parts as before."""
+    made = loader(list(range(10)))
+    sampler = made._source._sampler  # type: ignore[union-attr]
+    made._source._loader = _PassesOf(made._source._loader, sampler, batches)  # type: ignore[union-attr]
+    found = read(made)
+    assert len(found) == expected
+    assert found[3:] == found[: max(0, expected - 3)]
+
+
+class _PassesOf:
+    """A DataLoader whose pass has so many batches, as a run that is measured makes it."""
+
+    def __init__(self, loader: Any, sampler: Any, batches: int) -> None:
+        self._loader, self._sampler, self._batches = loader, sampler, batches
+
+    def __iter__(self) -> Any:
+        lists = itertools.islice(itertools.cycle([*self._sampler.batches]), self._batches)
+        return (torch.tensor(each) for each in lists)
