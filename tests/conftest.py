@@ -19,7 +19,7 @@ import torch
 torch.set_num_threads(1)  # threads of two workers on two cores would wait actively for each other
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = 16
-"""One of so many slow tests runs at a commit."""
+"""One of so many slow tests runs at a commit, other than those with ``slow(parts=...)``."""
 OF_A_JOB = (
     "RANK",
     "LOCAL_RANK",
@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = pytest.mark.skip(reason="slow, not of this commit's sample; next: NFOLD_TESTS=all")
     for item in items:
         slow = item.get_closest_marker("slow")
-        if slow and crc32(f"{commit} {''.join(slow.args) or item.nodeid}".encode()) % PARTS:
+        if slow is None:
+            continue
+        parts = slow.kwargs.get("parts", PARTS)
+        if crc32(f"{commit} {''.join(slow.args) or item.nodeid}".encode()) % parts:
             item.add_marker(left_out)
 
 

@@ -18,7 +18,7 @@ from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune import search
 from nfold.tune.remedies import Remedy, choose_remedies
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow(parts=64), pytest.mark.timeout(1200)]
 SCRIPTS = Path(__file__).parent / "scripts"
 BUDGET = "15m"
 SHORTER = {"RUN_S": 1.5, "EXPLAIN_FRACTION": 0.02, "AGAIN_FRACTION": 0.02, "MAX_VERIFYING_PAIRS": 3}
