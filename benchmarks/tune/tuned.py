@@ -28,11 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import records
-from asking_nfold import hidden_gpus
-from experts import Subject, subjects
-from timed_scripts import absolute_data, write_random_data
-
 from nfold.cli.explain_command import parse_seconds
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
@@ -46,6 +41,13 @@ from nfold.launch.workload_run import run
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune.search import SEED
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "diagnosis"))
+
+import records
+from asking_nfold import hidden_gpus
+from experts import Subject, subjects
+from timed_scripts import absolute_data, write_random_data
 
 RESERVE_S = 60.0
 """For the report and the runs of the expert's script, beside the budget."""
@@ -81,8 +83,9 @@ class TunedScript:
     @property
     def cells(self) -> tuple[str, ...]:
         of_expert = "–"
-        if self.tuned and self.expert:
-            of_expert = shown(ratio(self.tuned, self.expert))
+        reached = self.tuned or self.original
+        if reached and self.expert:
+            of_expert = shown(ratio(reached, self.expert))
         return (
             self.script,
             self.devices,
