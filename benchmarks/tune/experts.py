@@ -1,4 +1,4 @@
-"""What an expert changes by hand in each script, within the same numerics classes as nfold tune."""
+"""The plans of an expert: changes of each script by hand, in the numerics classes of nfold tune."""
 
 from __future__ import annotations
 
@@ -109,20 +109,16 @@ def subjects(public: Path) -> dict[str, Subject]:
                 )
             ),
         ),
-        "lightning_images": Subject(
-            script=own / "lightning_images.py",
-            arguments=endless,
-            modules=("lightning",),
-            small=tiny,
-            expert=Plan(edits=(LOADER,), first_line=CUDNN),
-        ),
-        "accelerate_images": Subject(
-            script=own / "accelerate_images.py",
-            arguments=endless,
-            modules=("accelerate",),
-            small=tiny,
-            expert=Plan(edits=(LOADER,), first_line=CUDNN),
-        ),
+        **{
+            f"{trainer}_images": Subject(
+                script=own / f"{trainer}_images.py",
+                arguments=endless,
+                modules=(trainer,),
+                small=tiny,
+                expert=Plan(edits=(LOADER,), first_line=CUDNN),
+            )
+            for trainer in ("lightning", "accelerate")
+        },
         "plain_images": Subject(
             script=own / "plain_images.py",
             arguments=endless,

@@ -52,14 +52,14 @@ from timed_scripts import absolute_data, write_random_data
 RESERVE_S = 60.0
 """For the report and the runs of the expert's script, beside the budget."""
 LIMIT_S = 120.0
-"""Of one run."""
+"""Time limit of one run."""
 CONVERSION = "conversion"
 """Name of the remedy that makes a script for one device one for several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedScript:
-    """What ``nfold tune`` reached on a script, and the expert.
+    """A script after ``nfold tune``, and rates of the original, the result and the expert.
 
     Rates of each turn are samples per second; ``expert`` may be empty if its script failed, with
     the ``reason``. ``gain`` is the factor of the throughput (value, low, high), ``predicted`` the

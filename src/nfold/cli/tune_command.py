@@ -120,9 +120,10 @@ def run_tune(request: TuneOptions) -> int:
             return 128 + stop.signum
         files: dict[str, str] = {}
         if result.is_verified:
-            files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
             if result.profile is None:
                 files = plan_options(result, request, subject.workload, machine)
+            else:
+                files = keep_result(result, subject.workload, machine, folder, apply=request.apply)
         if not request.no_report:
             files |= write_report(result, files, folder)
     if request.as_json:
@@ -146,9 +147,8 @@ def keep_result(
     toml, diff = folder / TOML_FILE, folder / PATCH_FILE
     diff.unlink(missing_ok=True)
     profile = result.profile
+    assert profile is not None
     files: dict[str, str] = {}
-    if profile is None:
-        return files
     if result.is_conversion:  # its plan is chosen by nfold.Run
         toml.unlink(missing_ok=True)
     else:

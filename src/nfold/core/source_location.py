@@ -89,10 +89,14 @@ def is_user_code(filename: str) -> bool:
     real = os.path.realpath(filename)
     torch_file = getattr(sys.modules.get("torch"), "__file__", None)
     folders = [os.path.dirname(os.path.realpath(torch_file))] if torch_file else []
-    in_package = any(part in PACKAGE_FOLDERS for part in real.split(os.sep))
-    return not in_package and not any(
+    return not is_in_package(real) and not any(
         real.startswith(folder + os.sep) for folder in (*NON_USER_FOLDERS, *folders)
     )
+
+
+def is_in_package(filename: str) -> bool:
+    """Return whether a file belongs to an installed package."""
+    return any(part in PACKAGE_FOLDERS for part in filename.split(os.sep))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from nfold.core.fingerprint import imports_are_equal
-from nfold.core.source_location import PACKAGE_FOLDERS
+from nfold.core.source_location import is_in_package
 
 STARTING_PROCESSES = ("torch._inductor", "triton")
 """Packages that start processes or threads when they are imported."""
@@ -25,7 +25,7 @@ def loaded_libraries() -> tuple[str, ...]:
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        if file and module.__name__ == name and {*PACKAGE_FOLDERS} & {*file.split(os.sep)}:
+        if file and module.__name__ == name and is_in_package(file):
             found.append(name)
     return tuple(name for name in found if not _is_in(name, STARTING_PROCESSES))
 

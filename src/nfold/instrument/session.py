@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 from torch.distributed.algorithms.join import Join
 
 from nfold.core.errors import NfoldError, Unsupported
@@ -31,7 +30,11 @@ from nfold.instrument.epoch_boundaries import (
     EpochBoundaryTracker,
     HostGaps,
 )
-from nfold.instrument.hooks.distributed_hooks import holders, install_spawn_hooks
+from nfold.instrument.hooks.distributed_hooks import (
+    COLLECTIVE_MODULES,
+    install_spawn_hooks,
+    wrap_everywhere,
+)
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
@@ -179,8 +182,7 @@ class InstrumentedRun:
         self._post_backward.install()
         install_spawn_hooks(self._task, self._patches)
         destroy = "destroy_process_group"
-        for owner in holders(destroy, dist.destroy_process_group, dist, distributed_c10d):
-            self._patches.wrap(owner, destroy, self._destroy_process_group)
+        wrap_everywhere(self._patches, destroy, self._destroy_process_group, *COLLECTIVE_MODULES)
         self._patches.wrap(Join, "__enter__", self._enter_join)
         self._step_hooks.install(self._patches, self._warm_up_patches)
         marks.set_receiver(self)

@@ -82,11 +82,9 @@ def fork_ranks() -> None:
     def start(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
         if unasked:
             env.pop(warm_process.NVML_CHECK, None)
-        return (
-            warm_process.ForkedRank(args, env)
-            if warm_process.is_rank(args)
-            else start_program(handler, args, env)
-        )
+        if warm_process.is_rank(args):
+            return warm_process.ForkedRank(args, env)
+        return start_program(handler, args, env)
 
     SubprocessHandler._popen = start  # type: ignore[assignment, method-assign]
 

@@ -144,7 +144,7 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmRequest:
-    """What a waiting agent is handed: the folder of a run and the whole environment of its ranks.
+    """A run for a waiting agent: its folder, and the whole environment of its ranks.
 
     ``libraries`` are modules to import before, if they are not yet imported. A run with one rank
     has its command: the agent becomes this rank.

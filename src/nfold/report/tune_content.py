@@ -1,4 +1,4 @@
-"""What the page of a tuning shows, as values."""
+"""The content of a tuning's page, as values."""
 
 from __future__ import annotations
 

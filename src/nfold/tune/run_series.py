@@ -26,13 +26,6 @@ def t_quantile(degrees_of_freedom: int) -> float:
     return NORMAL_QUANTILE + 2.5 / degrees_of_freedom
 
 
-def is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
-    assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
-
-
 @dataclass
 class NoisePool:
     """The variance of the logarithm of one run, from runs that were to be equal."""
@@ -113,6 +106,13 @@ class RunSeries:
                 pool.degrees_of_freedom += 1
             last[what] = log_time
         return pool
+
+
+def is_decided(gain: Interval, threshold: float) -> bool:
+    """Return whether the interval lies on one side of the threshold."""
+    assert gain.low is not None
+    assert gain.high is not None
+    return gain.low > threshold or gain.high < threshold
 
 
 def is_precise(gain: Interval) -> bool:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from nfold.core.measurement import Measurement, RankSamples
 
 Deviations: TypeAlias = NDArray[np.float64]
-"""Of replayed batches from the mean batch, by index."""
+"""Differences of replayed batches from the mean batch, by index."""
 
 MIN_REPEATS = 2  # of every batch: the time of a single step is no usual time
 

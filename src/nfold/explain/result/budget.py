@@ -15,8 +15,8 @@ from nfold.core.stats import Interval
 MIN_STEP_FRACTION = 0.02
 """Of a step: a smaller cost is never significant."""
 SUSPECTED_LOSS_FRACTION = 0.1
-"""Of a step: a larger loss has its fixes measured, and is likely if the probe run found a repair of
-its cause, however wide its interval."""
+"""A loss above this part of a step has its fixes measured, and is likely if the probe run found a
+repair of its cause, however wide its interval."""
 INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""

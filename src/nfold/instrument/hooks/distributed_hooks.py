@@ -288,6 +288,14 @@ def holders(name: str, function: Any, *homes: ModuleType) -> list[ModuleType]:
     ]
 
 
+def wrap_everywhere(
+    patches: Patches, name: str, function: Callable[..., Any], *homes: ModuleType
+) -> None:
+    """Wrap a function of ``homes`` there and in all modules that have imported it."""
+    for owner in holders(name, getattr(homes[0], name), *homes):
+        patches.wrap(owner, name, function)
+
+
 ORIGINAL_ALL_REDUCE = dist.all_reduce
 
 
@@ -390,13 +398,10 @@ def install_spawn_hooks(task: Task, patches: Patches) -> None:
     if drives_all_devices(task):
         return
     ranks = SpawnedRanks()
+    homes = multiprocessing, sys.modules["torch.multiprocessing.spawn"]
     for name in SPAWN_FUNCTIONS:
-        homes = multiprocessing, sys.modules["torch.multiprocessing.spawn"]
-        for owner in holders(name, getattr(multiprocessing, name), *homes):
-            patches.wrap(owner, name, ranks.spawn)
-    init = "init_process_group"
-    for owner in holders(init, dist.init_process_group, *COLLECTIVE_MODULES):
-        patches.wrap(owner, init, ranks.init_process_group)
+        wrap_everywhere(patches, name, ranks.spawn, *homes)
+    wrap_everywhere(patches, "init_process_group", ranks.init_process_group, *COLLECTIVE_MODULES)
     patches.wrap(DistributedSampler, "__init__", ranks.construct_sampler)
 
 

@@ -24,7 +24,7 @@ ITERATION_WRAPPERS = ("enumerate", "tqdm", "iter", "track")
 
 
 class NotConvertible(Exception):
-    """What keeps a script from being converted: a node, or a line of the file, and the reason."""
+    """A node or a line of a file keeps a script from being converted; the reason."""
 
     def __init__(self, place: ast.AST | int, reason: str) -> None:
         super().__init__(reason)
