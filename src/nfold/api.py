@@ -14,6 +14,7 @@ from nfold.core.errors import UsageError
 from nfold.core.plan import KEPT_PLAN_VARIABLE, SAFE_PLAN, Plan
 from nfold.engines.base import Observer, Phase
 from nfold.engines.torch.lr_schedule import linear_scaling_rule
+from nfold.engines.torch.precision import set_fp32_products
 from nfold.engines.torch.run.job import complete_run_plan, join_job
 from nfold.engines.torch.run.user_run import UserRun
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter
@@ -61,6 +62,8 @@ class Run(UserRun):
             if folder is None
             else HeartbeatObserver(HandoffFolder(Path(folder)), job.rank)
         )
+        if requested.precision is not None:
+            set_fp32_products(requested.precision)
         automatic = job.device.type == "cuda" and not is_safe
         plan = complete_run_plan(requested, job, is_automatic=automatic)
         super().__init__(plan, job, observer, is_automatic=automatic)

@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,27 @@ def test_later_sources_of_a_plan_win(monkeypatch: pytest.MonkeyPatch) -> None:
     run = nfold.Run(Plan(accumulate=4), layout="channels_last")
     assert (run.plan.seed, run.plan.precision, run.plan.accumulate) == (2, "bf16", 4)
     assert run.plan.layout == "channels_last"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (True, False)),
+        ({"precision": "fp32"}, (False, False)),
+        ({"precision": "bf16"}, (True, True)),
+    ],
+)
+def test_products_in_fp32_are_as_the_script_sets_them_unless_a_precision_is_asked_for(
+    fields: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, products.allow_tf32
+    cudnn.allow_tf32, products.allow_tf32 = True, False
+    try:
+        nfold.Run(**fields)
+        assert (cudnn.allow_tf32, products.allow_tf32) == expected
+    finally:
+        cudnn.allow_tf32, products.allow_tf32 = before
 
 
 def test_fields_that_tune_keeps_win_over_those_of_the_script(

@@ -1,4 +1,4 @@
-"""Arithmetic: fp32, tf32 inside fp32 products, bf16 or fp16 under autocast."""
+"""Arithmetic: fp32, products in TF32, and bf16 or fp16 under autocast."""
 
 from __future__ import annotations
 
@@ -15,13 +15,26 @@ from nfold.instrument.torch_private import foreach_mul
 AUTOCAST: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def set_fp32_products(precision: str) -> None:
+    """Let products of fp32 tensors use TF32, unless the precision is fp32.
+
+    In bf16 and fp16, which round more, these are the products that autocast leaves in fp32.
+    """
+    torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+
+
+def uses_tf32(device: torch.device) -> bool:
+    """Return whether products or convolutions of fp32 tensors may use TF32 on a device."""
+    allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    return device.type == "cuda" and allowed
+
+
 class Precision:
     """Casts the forward pass and steps the optimizer for one precision."""
 
     def __init__(self, name: str, device: torch.device) -> None:
-        allow_tf32 = name == "tf32"
-        torch.backends.cudnn.allow_tf32 = allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        set_fp32_products(name)
         self._device = device.type
         self._dtype = AUTOCAST.get(name)
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nfold.core.plan import Plan
 from nfold.engines.torch.nested_tensors import collect_tensors
+from nfold.engines.torch.precision import uses_tf32
 from nfold.engines.torch.run.automatic_plan import Candidate
 from nfold.engines.torch.run.job import Job
 from nfold.engines.torch.run.prepared_module import PreparedForward, prepared_forward
@@ -105,7 +106,8 @@ class EagerReference:
     """
 
     def __init__(self, forward: PreparedForward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._tolerance = TOLERANCE[forward.precision]
+        rounds_more = forward.precision == "fp32" and uses_tf32(forward.device)
+        self._tolerance = TOLERANCE["tf32" if rounds_more else forward.precision]
         buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
         devices = [forward.device] if forward.device.type == "cuda" else []
         with torch.no_grad(), torch.random.fork_rng(devices):

@@ -40,7 +40,7 @@ from nfold.engines.torch.communication.sharded_optimizer import (
     require_separate_updates,
 )
 from nfold.engines.torch.lr_schedule import intercept_steps
-from nfold.engines.torch.precision import LossScale, Precision
+from nfold.engines.torch.precision import LossScale
 from nfold.engines.torch.run.augmentation import AugmentOption, build_augment
 from nfold.engines.torch.run.automatic_plan import AutomaticPlan
 from nfold.engines.torch.run.captured_step import captured_step, warn_needs_gpu
@@ -99,7 +99,6 @@ class UserRun:
         self._warned: set[str] = set()
         # Collectives before the evaluation whose results no collective has combined yet.
         self._collectives_before_evaluation: int | None = None
-        Precision(plan.precision or "fp32", job.device)
         if is_automatic and not torch.backends.cudnn.deterministic:
             torch.backends.cudnn.benchmark = True
 
