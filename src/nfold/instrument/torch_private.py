@@ -104,6 +104,13 @@ def nccl_options(timeout: timedelta) -> Any:
     return options
 
 
+def storage_uses(tensor: Tensor) -> int:
+    """Return how many tensors have the memory of this one, with it."""
+    storage = tensor.untyped_storage()
+    uses: int = torch._C._storage_Use_Count(storage._cdata)
+    return uses - 1  # without ``storage``
+
+
 def mark_boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Tell AOTAutograd that a function takes its inputs as one list."""
     function._boxed_call = True  # type: ignore[attr-defined]

@@ -2,25 +2,33 @@
 
 TorchDynamo's guards hold for every call: a graph is one compiled function with its shapes and
 constants. Between Inductor and AOTAutograd its calls are recorded: parameters, buffers and what the
-forward saved for the backward keep their addresses, other inputs are copied into buffers, and what
-user code can hold is copied out.
+forward saved for the backward keep their addresses, other inputs are copied into buffers. Outputs
+are copied out, and large ones lent if the loop has released their copies before the next call, as it
+does with logits and gradients. While one that was lent is in use, calls run without a graph; then it
+is copied again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import TensorWeakRef
 
+from nfold.engines.torch.nested_tensors import collect_tensors
 from nfold.engines.torch.step.cuda_graph import CaptureFailed, CudaGraphRecorder, GraphRecorder
-from nfold.instrument.torch_private import foreach_copy, mark_boxed, wrap_inductor
+from nfold.instrument.torch_private import foreach_copy, mark_boxed, storage_uses, wrap_inductor
 
 WARM_UP_CALLS = 2
 MAX_MISSES = 8  # consecutive calls with other addresses, after which the graph is given up
+BACKWARD_NODE = "CompiledFunctionBackward"  # AOTAutograd's, of a whole compiled function
+LENT_NUMBERS = 2**16  # smaller outputs are always copied
+RELEASED_COPIES = 3  # that are released before the next call, before an output is lent
 
 RecorderFactory = Callable[[torch.device], GraphRecorder]
 
@@ -41,6 +49,7 @@ class CompiledGraphs:
         self._device = device
         self._build_recorder = build_recorder
         self._replayed: list[ReplayedFunction] = []
+        self._last_pair: ForwardAndBackward | None = None
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function compiled, with graphs of its own."""
@@ -51,7 +60,20 @@ class CompiledGraphs:
             pair = ForwardAndBackward(self, self._build_recorder(self._device), self._device)
             return wrap_inductor(graph_module, inputs, pair.wrap)
 
-        return torch.compile(function, backend=backend)
+        compiled = torch.compile(function, backend=backend)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._last_pair = None
+            outputs = compiled(*args, **kwargs)
+            if self._last_pair is not None:
+                self._last_pair.watch_gradients(outputs)
+            return outputs
+
+        return call
+
+    def note_replay(self, pair: ForwardAndBackward) -> None:
+        """Note whose forward was replayed last in the present call of the model."""
+        self._last_pair = pair
 
     def add(self, replayed: ReplayedFunction) -> None:
         self._replayed.append(replayed)
@@ -74,6 +96,7 @@ class ForwardAndBackward:
         self.device = device
         self.saved: int | None = None  # outputs of the forward that the backward takes
         self._pending: TensorWeakRef | None = None
+        self._given: list[int] | None = None  # addresses of gradients that the backward gets
 
     def wrap(
         self, module: GraphModule, compiled: Callable[..., Any], static: set[int], backward: bool
@@ -83,11 +106,12 @@ class ForwardAndBackward:
         if reason := _obstacle(nodes, self.device):
             self.owner.failure = reason
             return compiled
+        names = [node.name for node in nodes if node.op == "placeholder"]
         if backward:
-            names = [node.name for node in nodes if node.op == "placeholder"]
             static = {i for i, name in enumerate(names) if "tangents" not in name}
             self.saved = len(static)
-        replayed = ReplayedFunction(self, compiled, static, is_backward=backward)
+        copied = set(range(len(names))) - static
+        replayed = ReplayedFunction(self, compiled, static, copied, is_backward=backward)
         self.owner.add(replayed)
 
         def call(inputs: list[Any]) -> Any:
@@ -116,9 +140,48 @@ class ForwardAndBackward:
         self._pending_address = alias.data_ptr()
         return alias
 
+    def watch_gradients(self, outputs: Any) -> None:
+        """Note which gradients of a model's outputs exist when its backward begins."""
+        for node in {out.grad_fn for out in collect_tensors(outputs)}:
+            if node is not None and type(node).__name__ == BACKWARD_NODE:
+                node.register_prehook(self._note_gradients)
+
+    def _note_gradients(self, gradients: tuple[Tensor | None, ...]) -> None:
+        self._given = [each.data_ptr() for each in gradients if each is not None]
+
+    def take_unused(self, tangents: dict[int, Tensor]) -> set[int]:
+        """Return which tangents are zeros that autograd made, as no gradient reached an output.
+
+        Empty if that is not certain. A note of watch_gradients is for one backward.
+        """
+        given, self._given = self._given, None
+        if given is None:
+            return set()
+        unused = {i for i, tangent in tangents.items() if tangent.data_ptr() not in given}
+        return unused if len(tangents) - len(unused) == len(given) else set()
+
     def are_saved(self, inputs: list[Any]) -> bool:
         """Return whether a backward gets what the last replay of the forward saved."""
         return self.is_pending and self._pending_address in [one.data_ptr() for one in inputs]
+
+
+class ObservedCopy:
+    """The last copy of an output, and how many before it were released in time."""
+
+    def __init__(self) -> None:
+        self.released = 0
+        self._storage: StorageWeakRef | None = None
+
+    def observe(self, copy: Tensor) -> None:
+        self._storage = StorageWeakRef(copy.untyped_storage())  # type: ignore[no-untyped-call]
+
+    def is_released(self) -> bool:
+        """Return whether nobody holds the last copy any more."""
+        if self._storage is None:
+            return True
+        self.released += 1
+        is_released: bool = self._storage.expired()  # type: ignore[no-untyped-call]
+        return is_released
 
 
 class ReplayedFunction:
@@ -129,10 +192,12 @@ class ReplayedFunction:
         pair: ForwardAndBackward,
         compiled: Callable[..., Any],
         static: set[int],
+        copied: set[int],
         *,
         is_backward: bool,
     ) -> None:
-        self._pair, self._compiled, self._static = pair, compiled, sorted(static)
+        self._pair, self._compiled = pair, compiled
+        self._static, self._copied_in = sorted(static), sorted(copied)
         self._is_backward = is_backward
         self._calls = self._misses = 0
         self._is_open = True
@@ -140,6 +205,9 @@ class ReplayedFunction:
 
     def call(self, inputs: list[Any]) -> Any:
         """Compute the outputs; AOTAutograd wants the list of inputs to be emptied."""
+        unused: set[int] = set()
+        if self._is_backward:
+            unused = self._pair.take_unused({i: inputs[i] for i in self._copied_in})
         if not (self._is_open and self._pair.owner.is_used) or self._pair.is_captured:
             return self._compiled(inputs)
         self._calls += 1
@@ -150,16 +218,15 @@ class ReplayedFunction:
                 return self._compiled(inputs)
         elif not self._matches(inputs):
             return self._compiled(inputs)
-        return self._replay(inputs)
+        return self._replay(inputs, unused)
 
     def _may_record(self, inputs: list[Any]) -> bool:
         """A backward is recorded on what a replay saved; until it is compiled, nobody knows what."""
         return self._pair.are_saved(inputs) if self._is_backward else self._pair.saved is not None
 
     def _record(self, inputs: list[Any]) -> bool:
-        copied = sorted(set(range(len(inputs))) - set(self._static))
-        buffers = {i: inputs[i].clone() for i in copied}
-        if any(buffers[i].stride() != inputs[i].stride() for i in copied):
+        buffers = {i: inputs[i].clone() for i in self._copied_in}
+        if any(buffer.stride() != inputs[i].stride() for i, buffer in buffers.items()):
             return self._give_up("an input overlaps itself in memory")
         if any(tensor.device != self._pair.device for tensor in inputs):
             return self._give_up("an input is not on the device")
@@ -171,6 +238,7 @@ class ReplayedFunction:
             return self._give_up(failed.reason)
         self._pair.owner.recorded += 1
         self._buffers = buffers
+        self._zeros: set[int] = set()  # inputs whose buffers hold zeros
         self._addresses = [inputs[i].data_ptr() for i in self._static]
         self._outputs: list[Any] = list(outputs)
         inputs_by_id = {id(own[i]): i for i in self._static}
@@ -178,9 +246,18 @@ class ReplayedFunction:
             k: inputs_by_id[id(out)] for k, out in enumerate(outputs) if id(out) in inputs_by_id
         }
         saved = 0 if self._is_backward else self._pair.saved or 0
-        visible = range(len(self._outputs) - saved)
-        self._copied = [k for k in visible if self._is_own(k)]
-        kept = range(len(self._outputs) - saved, len(self._outputs))
+        first_saved = len(self._outputs) - saved
+        visible = [k for k in range(first_saved) if self._is_own(k)]
+        tensors = {id(one): one for one in _tensors(self._outputs)}
+        memories = Counter(_memory(one) for one in tensors.values())
+        self._tensors_at = {k: memories[_memory(self._outputs[k])] for k in visible}
+        self._copied_out = visible
+        self._copies = {
+            k: ObservedCopy() for k in visible if self._outputs[k].numel() >= LENT_NUMBERS
+        }
+        self._lent: set[int] = set()
+        self._overdue: set[int] = set()  # were lent and not released before the next call
+        kept = range(first_saved, len(self._outputs))
         self._watched = next((k for k in kept if self._is_own(k)), None)
         return True
 
@@ -191,6 +268,12 @@ class ReplayedFunction:
         """Return whether a replay computes this call, and overwrites nothing that is still needed."""
         if not self._is_backward and self._pair.is_pending:
             return False
+        self._overdue = {k for k in self._lent | self._overdue if self._is_in_use(k)}
+        if late := self._overdue & self._lent:
+            self._lent -= late
+            self._copied_out += late
+        if self._overdue:
+            return False
         if [inputs[i].data_ptr() for i in self._static] == self._addresses:
             self._misses = 0
             return True
@@ -199,21 +282,43 @@ class ReplayedFunction:
             self._give_up("the addresses of parameters changed")
         return False
 
-    def _replay(self, inputs: list[Any]) -> list[Any]:
-        if self._buffers:
-            foreach_copy([*self._buffers.values()], [inputs[i] for i in self._buffers])
+    def _is_in_use(self, k: int) -> bool:
+        return storage_uses(self._outputs[k]) > self._tensors_at[k]
+
+    def _lend_released(self) -> None:
+        """Lend the outputs whose copies are always released before the next call."""
+        self._copies = {k: one for k, one in self._copies.items() if one.is_released()}
+        if lent := {k for k, one in self._copies.items() if one.released == RELEASED_COPIES}:
+            self._copies = {k: one for k, one in self._copies.items() if k not in lent}
+            self._lent |= lent
+            self._copied_out = [k for k in self._copied_out if k not in lent]
+
+    def _replay(self, inputs: list[Any], unused: set[int]) -> list[Any]:
+        if self._copies:
+            self._lend_released()
+        for i in unused - self._zeros:
+            self._buffers[i].zero_()
+        self._zeros = unused
+        if copied := [i for i in self._copied_in if i not in unused]:
+            foreach_copy([self._buffers[i] for i in copied], [inputs[i] for i in copied])
         self._graph.replay()
         outputs = [*self._outputs]
         for k, i in self._returned.items():
             outputs[k] = inputs[i]
         inputs.clear()
-        if self._copied:
-            copies = [torch.empty_like(self._outputs[k]) for k in self._copied]
-            foreach_copy(copies, [self._outputs[k] for k in self._copied])
-            for k, copy in zip(self._copied, copies, strict=True):
+        for k in self._lent:
+            outputs[k] = self._outputs[k].detach()
+        if self._copied_out:
+            copies = [torch.empty_like(self._outputs[k]) for k in self._copied_out]
+            foreach_copy(copies, [self._outputs[k] for k in self._copied_out])
+            for k, copy in zip(self._copied_out, copies, strict=True):
                 outputs[k] = copy
+                if k in self._copies:
+                    self._copies[k].observe(copy)
         if self._watched is not None:
             outputs[self._watched] = self._pair.watch(self._outputs[self._watched])
+        if not self._is_backward:
+            self._pair.owner.note_replay(self._pair)
         return outputs
 
     def free(self) -> None:
@@ -244,6 +349,10 @@ def _obstacle(nodes: Any, device: torch.device) -> str | None:
 def _tensors(value: Any) -> list[Tensor]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [one for one in values if isinstance(one, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _describe(node: Node) -> str:

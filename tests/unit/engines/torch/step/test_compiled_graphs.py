@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.engines.torch.step.compiled_graphs import WARM_UP_CALLS, CompiledGraphs
+from nfold.engines.torch.step import compiled_graphs
+from nfold.engines.torch.step.compiled_graphs import (
+    RELEASED_COPIES,
+    WARM_UP_CALLS,
+    CompiledGraphs,
+)
 
 CPU = torch.device("cpu")
 Step = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -68,7 +73,11 @@ def dropped_forward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("step", [once, two_forwards, dropped_forward])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_replayed_model_trains_as_an_eager_one(step: Step, micro_batches: int) -> None:
+@pytest.mark.parametrize("lent_numbers", [1, 2**16])
+def test_a_replayed_model_trains_as_an_eager_one(
+    step: Step, micro_batches: int, lent_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", lent_numbers)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
     reference = copy.deepcopy(model)
@@ -89,11 +98,15 @@ def test_a_replayed_model_trains_as_an_eager_one(step: Step, micro_batches: int)
     assert graphs.failure is None
 
 
-def test_outputs_that_are_kept_do_not_change() -> None:
+@pytest.mark.parametrize("lent_numbers", [1, 2**16])
+def test_outputs_that_are_kept_do_not_change(
+    lent_numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", lent_numbers)
     graphs = CompiledGraphs(CPU, CallRecorder)
     layer = nn.Linear(4, 4)
     forward = graphs.compile(layer.forward)
-    inputs = [torch.randn(3, 4) for _ in range(WARM_UP_CALLS + 4)]
+    inputs = [torch.randn(3, 4) for _ in range(WARM_UP_CALLS + 8)]
     outputs = []
     for x in inputs:
         outputs.append(forward(x))
@@ -101,6 +114,84 @@ def test_outputs_that_are_kept_do_not_change() -> None:
     assert graphs.recorded == 2
     for x, out in zip(inputs, outputs, strict=True):
         torch.testing.assert_close(out, layer(x))
+
+
+class LossAndLogits(nn.Module):
+    """As a language model that is given labels: most loops ignore the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.layer(x)
+        return logits.mean(), logits
+
+
+def test_large_outputs_and_gradients_are_lent_and_unused_ones_not_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 2)
+    copied = []
+
+    def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+        copied.append(sum(tensor.numel() for tensor in targets))
+        torch._foreach_copy_(targets, sources)
+
+    monkeypatch.setattr(compiled_graphs, "foreach_copy", foreach_copy)
+    graphs = CompiledGraphs(CPU, CallRecorder)
+    model = LossAndLogits()
+    reference = copy.deepcopy(model)
+    forward = graphs.compile(model.forward)
+    first_lent = WARM_UP_CALLS + RELEASED_COPIES
+    addresses = []
+    for number in range(first_lent + 6):
+        uses_logits = number == first_lent + 3
+        x = torch.randn(3, 4)
+        for each in (reference, forward):
+            loss, logits = each(x)
+            (loss + logits.sum() if uses_logits else loss).backward()
+            address = logits.data_ptr()
+            del loss, logits
+        for own, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, expected.grad)
+            own.grad = expected.grad = None
+        if number >= first_lent:
+            # The batch and the loss, then the gradient of the loss, and of logits that were used.
+            assert copied == [12, 1, 13 if uses_logits else 1]
+            addresses.append(address)
+        copied.clear()
+    assert graphs.recorded == 2
+    assert graphs.failure is None
+    assert len(set(addresses)) == 1
+
+
+def test_a_lent_output_that_is_kept_does_not_change_and_later_ones_are_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 1)
+    graphs = CompiledGraphs(CPU, CallRecorder)
+    layer = nn.Linear(4, 4)
+    forward = graphs.compile(layer.forward)
+    first_lent = WARM_UP_CALLS + RELEASED_COPIES
+    kept = []
+    for number in range(first_lent + 12):
+        x = torch.randn(3, 4)
+        out = forward(x)
+        torch.testing.assert_close(out, layer(x))
+        if number in (first_lent + 1, first_lent + 2) or number > first_lent + 6:
+            kept.append((out, layer(x).detach()))
+        if number == first_lent + 4:
+            kept.clear()
+        out.sum().backward()
+        layer.zero_grad()
+        del out
+    assert len(kept) == 5
+    for out, expected in kept:
+        torch.testing.assert_close(out, expected)
+    assert len({out.data_ptr() for out, _ in kept}) == 5
+    assert graphs.recorded == 2
+    assert graphs.failure is None
 
 
 def test_moved_parameters_are_used_without_a_graph() -> None:
