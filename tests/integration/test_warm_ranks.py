@@ -14,6 +14,7 @@ import pytest
 
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
+from nfold.core.script_profile import LoadedLibraries
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.launch import workload_run
@@ -64,7 +65,10 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measure(
-    folder: Path, devices: int, agent: WarmAgent
+    folder: Path,
+    devices: int,
+    agent: WarmAgent,
+    variables: tuple[tuple[str, str], ...] = (),
 ) -> tuple[Measurement, list[dict[str, Any]]]:
     """Run the script; return the measurement and what each rank printed first."""
     host = inspect_machine()
@@ -73,7 +77,8 @@ def measure(
     plan = Plan(
         device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
-    options = RunOptions(results=folder, warm_agent=agent, libraries=("numpy", "torch", "wave"))
+    libraries = LoadedLibraries(modules=("numpy", "torch", "wave"), variables=variables)
+    options = RunOptions(results=folder, warm_agent=agent, libraries=libraries)
     workload = Workload.from_script(str(folder / "train.py"))
     found = run(workload, plan, Variant(), machine=host, options=options)
     assert found.status == "ok", found.cause
@@ -109,6 +114,18 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
     assert not said["loaded"]
 
 
+@pytest.mark.usefixtures("warm")
+def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with closing(WarmAgent(script=True)) as agent:
+        measure(tmp_path, 1, agent)
+        found, (said,) = measure(tmp_path, 1, agent, (("MKL_DYNAMIC", "FALSE"),))
+    assert not said["loaded"]
+    assert found.folder is not None
+    log = HandoffFolder(tmp_path / found.folder).agent_log.read_text()
+    assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
+
+
 def test_only_what_can_be_imported_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "leaving.py").write_text("raise SystemExit(3)")
     (tmp_path / "found_there.py").write_text("")
@@ -125,18 +142,27 @@ from nfold.instrument.loaded_libraries import loaded_libraries
 
 torch.optim.AdamW(torch.nn.Linear(4, 4).parameters())
 {change}
-print(json.dumps(loaded_libraries()))
+found = loaded_libraries()
+print(json.dumps([found.modules, dict(found.variables)]))
 """
 
 
-def libraries(change: str = "") -> list[str]:
+def libraries(change: str = "") -> tuple[list[str], dict[str, str]]:
     command = [sys.executable, "-c", PRINT_LIBRARIES.format(change=change)]
-    found: list[str] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return found
+    modules, variables = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    return modules, variables
 
 
 def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() -> None:
-    found = libraries()
+    found, variables = libraries()
     assert {"torch", "torch.optim.adamw", "torch._dynamo"} <= set(found)
     assert not any(name.startswith(("json", "nfold", "torch._inductor")) for name in found)
-    assert libraries("os.environ['OMP_NUM_THREADS'] = '3'") == []
+    assert variables == {}
+
+
+def test_variables_that_a_script_or_its_imports_have_set_are_noted() -> None:
+    _, variables = libraries("os.environ['OMP_NUM_THREADS'] = '3'")
+    assert variables == {"OMP_NUM_THREADS": "3"}
+    # The driver reads the first when a GPU starts, Python the second when it starts.
+    _, variables = libraries("os.environ.update(CUDA_MODULE_LOADING='LAZY', PYTHONPATH='/new')")
+    assert variables == {}

@@ -27,7 +27,8 @@ LIBRARY_VARIABLE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "XLA_",
 )  # fmt: skip
 """Prefixes of variables that configure libraries. ``TF_`` alone is Terraform's, too."""
-READ_AFTER_IMPORT = ("ACCELERATE_", "CUDA_VISIBLE_DEVICES", "GLOO_", "NCCL_")
+READ_AT_START = ("LD_", "PYTHON")
+READ_AFTER_IMPORT = ("ACCELERATE_", "CUDA_", "GLOO_", "NCCL_")
 IGNORED_VARIABLE = re.compile(
     r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
 )  # folders and logs of libraries
@@ -58,19 +59,25 @@ def imported_file(name: str, folder: str) -> str | None:
     return _source(_find_module(name, folder))
 
 
-def imports_are_equal(before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-    """Return whether libraries that are imported in either environment are configured alike."""
+def different_library_variables(
+    before: Mapping[str, str], after: Mapping[str, str], *, is_same_process: bool
+) -> list[str]:
+    """Return the variables that can make an import differ and that differ, ordered by name.
+
+    Variables that only the start of a process reads do not count in the same process.
+    """
+    read_at_start = () if is_same_process else READ_AT_START
     names = {
         name
         for name in {*before, *after}
-        if name.startswith(("LD_", "PYTHON"))
+        if name.startswith(read_at_start)
         or (
             name.startswith(LIBRARY_VARIABLE_PREFIXES)
             and not name.startswith(READ_AFTER_IMPORT)
             and not IGNORED_VARIABLE.fullmatch(name)
         )
     }
-    return all(before.get(name) == after.get(name) for name in names)
+    return sorted(name for name in names if before.get(name) != after.get(name))
 
 
 def library_variables(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -163,6 +163,18 @@ class ReplayHints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadedLibraries:
+    """Modules that a process had imported from packages, in this order.
+
+    ``variables`` configure libraries, and had these values other than at the start of the process:
+    an import had set them, or the script.
+    """
+
+    modules: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptProfile:
     """Facts about one rank of a script, observed in its warm-up; samples are of this rank.
 
@@ -190,8 +202,7 @@ class ScriptProfile:
         pass_batches: batches of a pass on every rank, if its DataLoader has no length and the probe
             run could count them.
         fixed_batch_error: error of the script with batches of another size.
-        libraries: modules that a probe run had imported from packages, in this order; empty if the
-            script had set variables that configure libraries before it imported torch.
+        loaded_libraries: what a probe run had imported from packages.
         source_locations: lines of user code, the most frequent first, by event: ``model`` (moved to
             a device), ``wrapper``, ``step``, ``host_sync``, ``copy``, ``collective``, ``threads``
             (number set), ``anomaly`` (detection enabled), ``trainer`` (created), ``generator`` (that
@@ -264,7 +275,7 @@ class ScriptProfile:
     slices_batches: bool = False
     pass_batches: tuple[int, ...] = ()
     fixed_batch_error: str = ""
-    libraries: tuple[str, ...] = ()
+    loaded_libraries: LoadedLibraries = field(default_factory=LoadedLibraries)
     source_locations: dict[str, tuple[SourceLocation, ...]] = field(default_factory=dict)
 
     @property

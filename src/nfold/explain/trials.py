@@ -304,7 +304,7 @@ class WorkloadRunner:
     def with_profile(self, profile: ScriptProfile) -> WorkloadRunner:
         """Return a runner that passes the profile of a script to its runs."""
         options = dataclasses.replace(
-            self.options, replay_hints=profile.replay_hints, libraries=profile.libraries
+            self.options, replay_hints=profile.replay_hints, libraries=profile.loaded_libraries
         )
         return dataclasses.replace(self, options=options)
 

@@ -7,27 +7,26 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from nfold.core.fingerprint import imports_are_equal
+from nfold.core.fingerprint import different_library_variables
+from nfold.core.script_profile import LoadedLibraries
 from nfold.core.source_location import is_in_package
 
 STARTING_PROCESSES = ("torch._inductor", "triton")
 """Packages that start processes or threads when they are imported."""
 
 
-def loaded_libraries() -> tuple[str, ...]:
-    """Return the names of modules from packages, in the order of their import.
-
-    Empty if this process has changed a variable that configures libraries: what an import does
-    depends on when the script changed it.
-    """
-    if not imports_are_equal(_started_environment(), os.environ):
-        return ()
+def loaded_libraries() -> LoadedLibraries:
+    """Return the modules of this process from packages, and the variables that it has changed."""
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
         if file and module.__name__ == name and is_in_package(file):
             found.append(name)
-    return tuple(name for name in found if not _is_in(name, STARTING_PROCESSES))
+    changed = different_library_variables(_started_environment(), os.environ, is_same_process=True)
+    return LoadedLibraries(
+        modules=tuple(name for name in found if not _is_in(name, STARTING_PROCESSES)),
+        variables=tuple((name, os.environ.get(name, "")) for name in changed),
+    )
 
 
 def _is_in(name: str, packages: tuple[str, ...]) -> bool:

@@ -24,6 +24,7 @@ from nfold.core.script_profile import (
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
+    LoadedLibraries,
     RowGradient,
     ScriptProfile,
 )
@@ -371,7 +372,9 @@ class ScriptProfiler:
             threads=torch.get_num_threads(),
             core_ids=tuple(sorted(getattr(os, "sched_getaffinity", lambda _: ())(0))),
             uses_join=self.uses_join,
-            libraries=loaded_libraries() if self._task.variant.profiler_steps else (),
+            loaded_libraries=loaded_libraries()
+            if self._task.variant.profiler_steps
+            else LoadedLibraries(),
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),
             **model_facts(forwards.model, self.trained_model.parameters),

@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nfold.core.fingerprint import imports_are_equal
 from nfold.core.parent_death import die_with_parent
 from nfold.core.serialization import deserialize
 from nfold.launch import warm_process
@@ -50,20 +49,24 @@ def _wait_for_folder() -> HandoffFolder:
     if not line:
         sys.exit(0)
     request = deserialize(WarmRequest, json.loads(line))
-    warm_process.import_libraries(request.libraries)
+    warm_process.import_libraries(request.libraries.modules)
+    imported = dict(os.environ)
     os.environ.clear()
     os.environ.update(request.environment)
     die_with_parent()
     folder = HandoffFolder(Path(request.folder))
     redirect_output(folder.agent_log)
-    is_warm = imports_are_equal(started, os.environ) and warm_process.may_fork()
+    if reason := warm_process.reason_against_fork(started, imported, request):
+        sys.stderr.write(f"nfold: ranks start as new programs, not as forks: {reason}\n")
+    else:
+        os.environ.update(request.libraries.variables)
     if request.rank_command:
-        if not is_warm or os.environ.get(STATE_VARIABLE) == PER_RANK:
+        if reason or os.environ.get(STATE_VARIABLE) == PER_RANK:
             os.execve(request.rank_command[0], request.rank_command, os.environ)  # noqa: S606
         if os.environ.get(STATE_VARIABLE) == SHARED:
             enter_view(folder.sandbox, unshared=True)
         warm_process.become_rank(request.rank_command)
-    if is_warm:
+    if not reason:
         fork_ranks()
     return folder
 

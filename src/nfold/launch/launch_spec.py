@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
-from nfold.core.script_profile import ReplayHints
+from nfold.core.script_profile import LoadedLibraries, ReplayHints
 from nfold.core.serialization import serialize
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
@@ -146,13 +146,13 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 class WarmRequest:
     """A run for a waiting agent: its folder, and the whole environment of its ranks.
 
-    ``libraries`` are modules to import before, if they are not yet imported. A run with one rank
-    has its command: the agent becomes this rank.
+    ``libraries`` are imported before, if they are not yet. A run with one rank has its command: the
+    agent becomes this rank.
     """
 
     folder: str
     environment: dict[str, str]
-    libraries: tuple[str, ...]
+    libraries: LoadedLibraries
     rank_command: tuple[str, ...] = ()
 
 
@@ -179,13 +179,14 @@ class WarmAgent:
         folder: HandoffFolder,
         launch: ProcessSpec,
         environment: Mapping[str, str],
-        libraries: tuple[str, ...] = (),
+        libraries: LoadedLibraries | None = None,
     ) -> subprocess.Popen[bytes] | None:
         """Hand the run to the waiting agent and return its process; None if there is none.
 
         ``environment`` becomes the whole environment of the agent and its ranks. ``libraries`` are
-        modules that the ranks will import: this agent and the next import them before.
+        what the ranks will import: this agent and the next import them before.
         """
+        libraries = libraries or LoadedLibraries()
         taken, self._waiting = self._waiting, None
         if taken is not None:
             request = WarmRequest(
@@ -204,7 +205,7 @@ class WarmAgent:
         return taken
 
     def _start(
-        self, environment: Mapping[str, str], libraries: tuple[str, ...]
+        self, environment: Mapping[str, str], libraries: LoadedLibraries
     ) -> subprocess.Popen[bytes]:
         agent = subprocess.Popen(
             module_command(AGENT_MODULE),
@@ -215,7 +216,7 @@ class WarmAgent:
             start_new_session=True,
         )
         with contextlib.suppress(BrokenPipeError):  # found when it is taken
-            _send(agent, libraries)
+            _send(agent, libraries.modules)
         return agent
 
 
@@ -262,7 +263,7 @@ class RunOptions:
     A run is interrupted after ``time_limit_s``, or up to ``hang_timeout_s`` later if all ranks stand
     still then. ``on_start`` receives the folder of the run before its ranks start. Training is saved
     to ``checkpoint_folder`` every ``checkpoint_every`` epochs, and resumed from it. ``replay_hints``
-    and ``libraries``, the modules that it imports from packages, come from the probe run of a script.
+    and ``libraries``, which it imports, come from the probe run of a script.
     ``edited_sources`` are its files and edited copies that are run in their place. ``environment`` are
     variables of all ranks.
     """
@@ -281,7 +282,7 @@ class RunOptions:
     warm_agent: WarmAgent | None = None
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
-    libraries: tuple[str, ...] = ()
+    libraries: LoadedLibraries = field(default_factory=LoadedLibraries)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

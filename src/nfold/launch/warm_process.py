@@ -16,11 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
+from nfold.core.fingerprint import different_library_variables
 from nfold.launch import workload_process
+from nfold.launch.launch_spec import WarmRequest
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it, torch.cuda.is_available() asks the driver without starting a GPU in this process."""
@@ -35,15 +38,27 @@ def import_libraries(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
-def may_fork() -> bool:
-    """Return whether a forked process may train: one without other threads, processes and GPUs."""
-    this = psutil.Process()
-    if this.num_threads() > 1 or this.children():
-        return False
+def reason_against_fork(
+    started: Mapping[str, str], imported: Mapping[str, str], request: WarmRequest
+) -> str:
+    """Return why a fork of this process cannot be a rank; empty if it can.
+
+    ``started`` and ``imported`` are its environments before and after the imports.
+    """
+    environment = request.environment
+    if changed := different_library_variables(started, environment, is_same_process=False):
+        return f"{', '.join(changed)} changed since the imports"
+    own = [name for name, value in request.libraries.variables if imported.get(name) != value]
+    if own:
+        return f"the script sets {', '.join(own)}"
+    if threads := [one.read_text().strip() for one in Path("/proc/self/task").glob("*/comm")][1:]:
+        return f"an import started threads: {', '.join(threads)}"
+    if children := psutil.Process().children():
+        return f"an import started processes: {', '.join(one.name() for one in children)}"
     pid = os.fork()
     if pid == 0:
         os._exit(int(_cannot_use_gpus()))
-    return os.waitpid(pid, 0)[1] == 0
+    return "an import started a GPU" if os.waitpid(pid, 0)[1] else ""
 
 
 def _cannot_use_gpus() -> bool:

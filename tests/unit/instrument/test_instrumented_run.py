@@ -171,6 +171,7 @@ def test_optimizers_inside_a_backward_end_a_step_after_it(
     assert found.profile.parameter_count == sum(p.numel() for p in model().parameters())
     assert found.profile.trace is not None
     assert found.profile.steps_in_backward
+    assert "torch" in found.profile.loaded_libraries.modules
 
 
 def test_backward_is_no_step_with_an_optimizer() -> None:
