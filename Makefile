@@ -1,5 +1,5 @@
 # make demo    measure digits on 1 and on 2 CPU devices, in a small environment of its own
-# make test    run every check and every test, with a rotating sixteenth of the slow tests (NFOLD_TESTS=all: all)
+# make test    run every check and every test, with a rotating part of the slow tests (NFOLD_TESTS=all: all)
 # make check   run ruff and mypy only
 # make docs    generate the reference of commands, build the site without network, check every link
 #

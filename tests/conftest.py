@@ -18,7 +18,7 @@ import torch
 
 torch.set_num_threads(1)  # threads of two workers on two cores would wait actively for each other
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = 16
+PARTS = 32
 """One of so many slow tests runs at a commit, other than those with ``slow(parts=...)``."""
 OF_A_JOB = (
     "RANK",

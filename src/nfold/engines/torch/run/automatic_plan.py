@@ -74,6 +74,9 @@ class PlanSwitch(Protocol):
     def settle(self, step: str) -> None:
         """Use ``step`` for good; memory of other steps is freed."""
 
+    def lacks_memory(self) -> bool:
+        """Return whether graphs of a step do not fit into the free memory; called after a step."""
+
     def note(self) -> str | None:
         """Return what to know of a candidate that is used on this rank, or None."""
 
@@ -216,6 +219,12 @@ class AutomaticPlan:
         yield from self._wait(WARM_UP_STEPS)
         if candidate.cost_s > MAX_SECONDS:
             self._say(f"step {candidate.name} is not tried: it may take {candidate.cost_s:.0f} s")
+            return
+        if self._agree([float(self.switch.lacks_memory())])[0]:
+            self._say(
+                f"step {candidate.name} is not tried: a CUDA graph keeps the memory of a step, which "
+                'is not free; next: nfold.Run(step="compiled"), or a smaller batch'
+            )
             return
         yield from self._until_certain(candidate.cost_s / MAX_FRACTION)
         self._say(f"trying step {candidate.name} (about {candidate.cost_s:.0f} s)")

@@ -84,6 +84,16 @@ class RunPlanSwitch:
     def settle(self, step: str) -> None:
         for model in self.models:
             prepared_forward(model).settle_on(self._step_of_models(step))
+        if self.job.device.type == "cuda":
+            torch.cuda.empty_cache()  # memory of the steps that were tried
+
+    def lacks_memory(self) -> bool:
+        device = self.job.device
+        if device.type != "cuda":
+            return False
+        peak = torch.cuda.max_memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - peak
+        return free < peak - torch.cuda.memory_allocated(device)
 
     def _step_of_models(self, step: str) -> str:
         if "compiled" not in step:

@@ -29,7 +29,7 @@ class KnownTimes(StreamClock):
         self.applied: list[tuple[str, bool]] = []
         self.fails: str | None = None
         self.elapsed_ms = 0.0
-        self.is_profiled = False
+        self.is_profiled = self.is_full = False
         self.kernels_ms = 1.0
         self._step_ms, self._candidate = step_ms, candidate
 
@@ -45,6 +45,9 @@ class KnownTimes(StreamClock):
 
     def settle(self, step: str) -> None:
         self.current = step
+
+    def lacks_memory(self) -> bool:
+        return self.is_full
 
     def note(self) -> str | None:
         return None
@@ -98,6 +101,17 @@ def test_a_faster_step_is_kept_and_stored(cache: Path, capsys: pytest.CaptureFix
     (file,) = cache.iterdir()
     stored = json.loads(file.read_text())
     assert (stored["step"], stored["before_ms"], stored["after_ms"]) == ("compiled", 10, 5)
+
+
+def test_nothing_is_tried_where_graphs_do_not_fit(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = KnownTimes(STEP_MS)
+    run.is_full = True
+    assert not train(run).is_searching
+    assert (run.current, run.applied) == ("eager", [])
+    assert "step compiled is not tried: a CUDA graph keeps the memory" in capsys.readouterr().err
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize("best", ["compiled", "compiled+captured"])
