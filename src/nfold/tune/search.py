@@ -80,6 +80,15 @@ class TuneEvents:
     def verifying(self, remaining_s: float) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The gain of a trial over the best so far; or why it failed, or how it trains another way."""
+
+    gain: Interval | None = None
+    failure: str = ""
+    objection: str = ""
+
+
 @dataclass
 class Search:
     """One tuning while it runs. ``allowed``: permissions of remedies that change the training."""
@@ -230,24 +239,14 @@ class Search:
         if len(group) == 1:
             self._decide(group[0], best, trial, original)
             return
-        gain = None
-        for _ in range(MAX_TRIES):
-            if not self._time_for(2):
-                break
-            if not self._measure(trial, f"{len(group)} remedies together"):
-                self._try_parts(group, self._failures[trial], original)
-                return
-            if self._objection(trial, original, *group) is not None:
-                self._try_parts(group, "", original)
-                return
-            self._measure(best)
-            gain = self._gain(best, trial)
-            if gain is not None and is_decided(gain, self._threshold):
-                break
-        if gain is not None and gain.low is not None and gain.low > self._threshold:
+        found = self._compare(best, trial, f"{len(group)} remedies together", original, *group)
+        if found.failure or found.objection:
+            self._try_parts(group, found.failure, original)
+        elif self._is_gain(found.gain):
             self.kept += group
             for one in group:
-                self._note(one, "kept", gain=gain, reason=f"together with {len(group) - 1} others")
+                reason = f"together with {len(group) - 1} others"
+                self._note(one, "kept", gain=found.gain, reason=reason)
             self._prune(group, original)
 
     def _try_parts(self, group: list[Remedy], failure: str, original: Trial) -> None:
@@ -290,28 +289,41 @@ class Search:
                     left.insert(0, further)
 
     def _decide(self, remedy: Remedy, best: Trial, trial: Trial, original: Trial) -> None:
-        """Run both sides alternately until the interval of the gain decides."""
+        """Keep the remedy if it is faster and trains the same."""
+        found = self._compare(best, trial, remedy.label, original, remedy)
+        if found.failure:
+            self._note(remedy, "failed", reason=found.failure)
+        elif found.objection:
+            self._note(remedy, "changes training", reason=found.objection)
+        elif self._is_gain(found.gain):
+            self._replace_values(remedy)
+            self.kept.append(remedy)
+            self._note(remedy, "kept", gain=found.gain)
+        else:
+            self._note(remedy, "no gain", gain=found.gain)
+
+    def _compare(
+        self, best: Trial, trial: Trial, label: str, original: Trial, *tried: Remedy
+    ) -> Comparison:
+        """Run both alternately until the interval of the gain decides; ``tried`` are in ``trial``."""
         gain = None
         for number in range(MAX_TRIES):
             if self.stop or not self._time_for(2 if number else 1):
                 break
             if number or self._series.runs_since(best) >= MAX_RUNS_BETWEEN:
                 self._measure(best)
-            if not self._measure(trial, remedy.label):
-                self._note(remedy, "failed", reason=self._failures[trial])
-                return
-            objection = self._objection(trial, original, remedy)
+            if not self._measure(trial, label):
+                return Comparison(failure=self._failures[trial])
+            objection = self._objection(trial, original, *tried)
             if objection is not None:
-                self._note(remedy, "changes training", reason=objection)
-                return
+                return Comparison(objection=objection)
             gain = self._gain(best, trial)
             if gain is not None and is_decided(gain, self._threshold):
                 break
-        is_kept = gain is not None and gain.low is not None and gain.low > self._threshold
-        if is_kept:
-            self._replace_values(remedy)
-            self.kept.append(remedy)
-        self._note(remedy, "kept" if is_kept else "no gain", gain=gain)
+        return Comparison(gain=gain)
+
+    def _is_gain(self, gain: Interval | None) -> bool:
+        return gain is not None and gain.low is not None and gain.low > self._threshold
 
     def _replace_values(self, remedy: Remedy) -> None:
         """Take back another value of the same remedy."""
@@ -339,18 +351,14 @@ class Search:
         trial = apply_all((first, second), best)
         if self.stop or not self._time_for(4) or self.runner.refusal_reason(trial) is not None:
             return
-        for _ in range(2):
-            if not self._measure(trial, f"{first.label} with {second.label}"):
-                return
-            self._measure(best)
-        if self._objection(trial, original, first, second) is not None:
-            return
-        gain = self._gain(best, trial)
-        if gain is not None and gain.low is not None and gain.low > self._threshold:
+        found = self._compare(
+            best, trial, f"{first.label} with {second.label}", original, first, second
+        )
+        if self._is_gain(found.gain):
             self.kept += [first, second]
             self.tried = [one for one in self.tried if one not in left[:2]]
-            self._note(first, "kept", gain=gain, reason=f"together with {second.label}")
-            self._note(second, "kept", gain=gain, reason=f"together with {first.label}")
+            self._note(first, "kept", gain=found.gain, reason=f"together with {second.label}")
+            self._note(second, "kept", gain=found.gain, reason=f"together with {first.label}")
 
     def _prune(self, group: Sequence[Remedy], original: Trial) -> None:
         """Drop those of ``group`` without which training is as fast: all, or halves, or single ones."""
