@@ -171,8 +171,11 @@ def keep_result(
     elif copy.sources:
         notes.append(f"no patch, because of the edited copy: {verified.copy_objection}")
     if result.is_conversion:
-        run = shlex.join(("nfold", "run", "--devices", f"{result.devices}", *workload.script))
-        files["run"] = run
+        script, *arguments = workload.script
+        start = ("--devices", f"{result.devices}", script)
+        files["run"] = shlex.join(("nfold", "run", *start, *arguments))
+        again = shlex.join(("nfold", "tune", *start, *(["--", *arguments] if arguments else [])))
+        files["next"] = f"{again} tries loader workers and plan fields on the changed script"
     if copy.patch.variables:
         variables = (f"{one.name}={one.value}" for one in copy.patch.variables)
         files["variables"] = " ".join(variables)

@@ -332,6 +332,8 @@ def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "patch": "nfold.patch",
         "applied to": "train.py; --revert takes it back",
         "run": "nfold run --devices 2 train.py --epochs 3",
+        "next": "nfold tune --devices 2 train.py -- --epochs 3 tries loader workers and plan fields "
+        "on the changed script",
         "by hand": "train.py:3: every device writes",
     }
     assert not (tmp_path / "nfold.toml").exists()
