@@ -45,7 +45,12 @@ from nfold.explain.trials import (
     hit_time_limit,
 )
 from nfold.launch.launch_spec import StopRequest
-from nfold.launch.training_checks import TRAINING_KINDS, check_same_samples, data_sets_differ
+from nfold.launch.training_checks import (
+    OUT_OF_STEP,
+    TRAINING_KINDS,
+    check_same_samples,
+    data_sets_differ,
+)
 
 PILOT_STEPS = 30
 PROBE_STEPS = 40  # enough to use up the batches that a few workers prefetched
@@ -259,7 +264,9 @@ class Experiment:
                 if trial in self.results.reasons:
                     reason = self.results.reasons.pop(trial)
                     if self.results.out_of_step:
-                        raise RunFailure(f"wrong training: {self.results.out_of_step}")
+                        found = {OUT_OF_STEP: self.results.out_of_step}
+                        (error,) = find_training_errors(found, None, design.facts)
+                        raise RunFailure(f"wrong training: {error}")
                     # A hang takes its whole time limit each time.
                     final = reason.startswith(("hung", "interrupted"))
                     if self.stop or trial in self._retried or final:
