@@ -175,7 +175,7 @@ def keep_result(
         start = ("--devices", f"{result.devices}", script)
         files["run"] = shlex.join(("nfold", "run", *start, *arguments))
         again = shlex.join(("nfold", "tune", *start, *(["--", *arguments] if arguments else [])))
-        files["next"] = f"{again} tries loader workers and plan fields on the changed script"
+        files["next"] = f"{again} tries the plan of nfold.Run on the changed script"
     if copy.patch.variables:
         variables = (f"{one.name}={one.value}" for one in copy.patch.variables)
         files["variables"] = " ".join(variables)

@@ -45,11 +45,17 @@ def place_of(remedy: Remedy, profile: ScriptProfile) -> str:
 
 
 def edit_script(
-    remedies: tuple[Remedy, ...], profile: ScriptProfile, folder: Path, copies: Path
+    remedies: tuple[Remedy, ...],
+    profile: ScriptProfile,
+    converted: EditedCopy,
+    *,
+    folder: Path,
+    copies: Path,
 ) -> EditedCopy:
     """Write copies of a script's files with the remedies; lines are relative to ``folder``.
 
-    A remedy is in the copies with all of its edits, or not at all.
+    A remedy is in the copies with all of its edits, or not at all. They also have the edits of
+    ``converted``.
     """
     edits = {remedy: source_edits(remedy, profile) for remedy in remedies}
     whole = {remedy: own for remedy, own in edits.items() if own}
@@ -59,8 +65,9 @@ def edit_script(
         if alone.refusals or alone.flags:
             del whole[remedy]
             notes += [f"{remedy.label}: {one}" for one in (*alone.flags, *alone.refusals)]
-    patch = make_patch([edit for own in whole.values() for edit in own], folder)
-    notes += [str(one) for one in patch.refusals]
+    edits_of_remedies = [edit for own in whole.values() for edit in own]
+    patch = make_patch([*converted.patch.edits, *edits_of_remedies], folder)
+    notes += [*(str(one) for one in patch.refusals), *converted.notes]
     made = set(patch.edits)
     in_sources = [
         remedy
@@ -99,7 +106,7 @@ def convert_script(
     order = SetKeywords(location=created, function="DataLoader", keywords=keywords)
     original, ordered = make_patch([order], folder), make_patch([order, *plan.edits], folder)
     is_ordered = all(order in one.edits and not one.refusals for one in (original, ordered))
-    sources = tuple(_write_copies(patch, folder, copies))
+    sources = tuple(_write_copies(patch, folder, copies / "converted"))
     return ConvertedScript(
         copy=EditedCopy(patch=patch, sources=sources, notes=plan.notes),
         ordered_original=tuple(_write_copies(original, folder, copies / "ordered-original"))

@@ -28,6 +28,7 @@ Refusal = Callable[[Trial], str | None]
 
 CONVERSION = "conversion"
 """Name of the remedy that makes a script data-parallel with nfold.Run; its value: the devices."""
+CONVERTED_STRATEGY = "ddp"
 PERMISSIONS = tuple(
     sorted(
         {each.permission for each in REGISTRY.values() if each.permission}
@@ -166,7 +167,7 @@ class Remedy:
     def apply(self, trial: Trial) -> Trial:
         """Return the trial with the remedy, in place of another value of the same."""
         if self.name == CONVERSION:
-            return trial.edit(strategy="ddp")
+            return trial.edit(strategy=CONVERTED_STRATEGY)
         if self.is_plan_field:
             return trial.edit(**self.fields)
         if self.in_run:

@@ -29,6 +29,8 @@ from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.conversion.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
 from nfold.tune.remedies import (
+    CONVERSION,
+    CONVERTED_STRATEGY,
     PlanCompletion,
     Remedy,
     apply_all,
@@ -52,13 +54,17 @@ MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
+CHOSEN_BY_RUN = ("channels_last", "compiled", "cudnn_benchmark", "fused_optimizer")
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
 """Explains within so many seconds; the runner applies the remedies that are kept."""
-EditScript = Callable[[tuple[Remedy, ...], ScriptProfile], EditedCopy]
-"""Writes an edited copy of a script with the remedies that are kept, as far as edits keep them."""
+EditScript = Callable[[tuple[Remedy, ...], ScriptProfile, EditedCopy], EditedCopy]
+"""Writes an edited copy of a script with the remedies that are kept, as far as edits keep them.
+
+The last argument has the edits that the copy has besides, those of a conversion.
+"""
 ConvertScript = Callable[[ScriptProfile], ConvertedScript]
 """Writes copies of a script that nfold.Run makes data-parallel."""
 
@@ -108,7 +114,7 @@ class Search:
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
     _converted: ConvertedScript | None = None
-    _converted_runners: dict[Trial, WorkloadRunner] = field(default_factory=dict)
+    _converted_runner: WorkloadRunner | None = None
     _conversion_losses: str = ""
     _runs: int = 0
     _run_seconds: list[float] = field(default_factory=list)
@@ -128,11 +134,10 @@ class Search:
             self._measure(original)
         if self._series.count(original) == 0:
             raise RunFailure(f"the original cannot be run: {self._failures[original]}")
-        left: Budget | None = None
-        if not self._convert(design, original):
-            left = self._search(design, budget, original)
-            self._try_pairs(original)
-            self._prune(self.kept, original)
+        self._convert(design, original)
+        left = self._search(design, budget, original)
+        self._try_pairs(original)
+        self._prune([one for one in self.kept if one.name != CONVERSION], original)
         verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
@@ -167,10 +172,10 @@ class Search:
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
 
-    def _convert(self, design: ExperimentDesign, original: Trial) -> bool:
-        """Try a script of one process with nfold.Run on all devices; return whether it is kept."""
+    def _convert(self, design: ExperimentDesign, original: Trial) -> None:
+        """Try a script of one process with nfold.Run on all devices."""
         if design.profile is None or not design.uses_one_process:
-            return False
+            return
         found, remedy = self.convert_script(design.profile), conversion_to(design)
         trial = remedy.apply(original)
         if found.obstacle:
@@ -183,25 +188,29 @@ class Search:
             if isinstance(check, str) or objection is not None:
                 outcome = "failed" if isinstance(check, str) else "changes training"
                 self._note(remedy, outcome, reason=objection or "")
-                return False
+                return
             self._conversion_losses = check.summary
-            self._converted_runners[trial] = self.runner.with_converted(found.copy.sources)
+            self._converted_runner = self.runner.with_converted(found.copy.sources)
             self._decide(remedy, original, trial, original)
             if remedy in self.kept:
                 self._converted = found
             else:
-                self._converted_runners.clear()
-        return self._converted is not None
+                self._converted_runner = None
 
     def _search(self, design: ExperimentDesign, budget: Budget, original: Trial) -> Budget | None:
-        """Try all remedies; after the first round explain again what is left, and return that."""
+        """Try all remedies; after the first round explain again what is left, and return that.
+
+        On a converted script those are tried that nfold.Run does not choose by itself.
+        """
         refusal = self.runner.refusal_reason
         remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
+        if self._converted is not None:
+            remedies = [one for one in remedies if one.name not in CHOSEN_BY_RUN]
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
-        if not self.kept or self.stop or not self._time_for(1, extra_s=again_s):
+        if not self.kept or self._converted or self.stop or not self._time_for(1, extra_s=again_s):
             return None
         runner, self.runner = self.runner, self._runner_with_kept()
         try:
@@ -416,14 +425,14 @@ class Search:
             "original": (original, self.runner),
             "final": (final, self._runner_of(final)),
         }
-        copy = None
-        if self._converted is not None:  # the final settings are the edited copy
-            copy = self._converted.copy
-        elif profile is not None:
-            copy = self.edit_script(tuple(self.kept), profile)
-        if copy is not None and copy.sources and self._converted is None:
-            trial = apply_all(copy.at_run_time, original)
-            arms[COPY] = (trial, self.runner.with_sources(copy.sources))
+        copy = converted = self._converted.copy if self._converted is not None else None
+        others = [one for one in self.kept if one.name != CONVERSION]
+        if profile is not None and others:
+            copy = self.edit_script(tuple(others), profile, converted or EditedCopy())
+        if copy is not None and copy.sources and copy is not converted:
+            trial = apply_all(copy.at_run_time, self._base(original))
+            with_copy = self.runner.with_converted if converted else self.runner.with_sources
+            arms[COPY] = (trial, with_copy(copy.sources))
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
@@ -478,15 +487,23 @@ class Search:
         if isinstance(measurement, str):
             self._failures[trial] = measurement
             return None
-        losses = first_losses(measurement)
-        if losses and trial not in self._converted_runners:  # those have another order of samples
+        if losses := first_losses(measurement):
             self._losses.setdefault(key or trial, []).append(losses)
         metrics = trial.metrics(measurement)
         samples = trial.plan.batch or 1
         return (metrics["step"] + metrics.get("gap", 0.0)) / samples
 
     def _runner_of(self, trial: Trial) -> WorkloadRunner:
-        return self._converted_runners.get(trial, self.runner)
+        """Return the runner of the converted script for trials with its strategy, else the usual."""
+        if self._converted_runner is not None and trial.plan.strategy == CONVERTED_STRATEGY:
+            return self._converted_runner
+        return self.runner
+
+    def _base(self, original: Trial) -> Trial:
+        """Return what has the same samples in the same order as trials with remedies."""
+        if self._converted_runner is None:
+            return original
+        return original.edit(strategy=CONVERTED_STRATEGY)
 
     def _run_fresh(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | str:
         """Return the measurement of a fresh run, or why it failed."""
@@ -514,7 +531,7 @@ class Search:
         losses = self._losses.get(key)
         if not losses:
             return None
-        reference = LossReference(tuple(self._losses.get(original, ())))
+        reference = LossReference(tuple(self._losses.get(self._base(original), ())))
         return reference.objection(losses[-1], largest_change((*self.kept, *tried)))
 
     def _loss_summary(self, original: Trial) -> str:
@@ -529,7 +546,8 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        arms = 3 if self.runner.workload.script and not self._converted_runners else 2
+        is_copied = self.runner.workload.script and (not self._converted or len(self.kept) > 1)
+        arms = 3 if is_copied else 2
         needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
 

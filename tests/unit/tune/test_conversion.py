@@ -13,7 +13,8 @@ import pytest
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.workload import Workload
 from nfold.tune.conversion.conversion_edits import Conversion, plan_conversion
-from nfold.tune.keep import convert_script
+from nfold.tune.keep import convert_script, edit_script
+from nfold.tune.remedies import Remedy
 from nfold.tune.source_patch import make_patch
 
 HEADER = """import torch
@@ -421,3 +422,24 @@ def test_copies_with_and_without_shuffling(tmp_path: Path, monkeypatch: pytest.M
         (False, False),
     ]
     assert (tmp_path / "train.py").read_text() == source
+
+
+def test_a_copy_has_the_conversion_and_the_remedies_of_its_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = HEADER + MODULE
+    (tmp_path / "train.py").write_text(source)
+    profile, copies = profile_of(source), tmp_path / "copies"
+    converted = convert_script(profile, Workload.from_script("train.py"), tmp_path, copies).copy
+    remedies = (Remedy(name="workers", value=2), Remedy(name="loader_pin_memory", value=True))
+    found = edit_script(remedies, profile, converted, folder=tmp_path, copies=copies)
+    ((_, copy),) = found.sources
+    text = Path(copy).read_text()
+    assert "nfold.Run()" in text
+    assert "num_workers=2" in text
+    assert "pin_memory=True" in text
+    assert {*converted.patch.edits} < {*found.patch.edits}
+    assert Path(converted.sources[0][1]).read_text() != text
+    # The edited source has the second, and nfold's plan would say the number of workers before.
+    assert found.at_run_time == remedies[:1]

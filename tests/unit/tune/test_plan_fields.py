@@ -135,7 +135,7 @@ def tune(scenario: Scenario, *allowed: str, **changes: Any) -> TuneResult:
         events=TuneEvents(),
         stop=StopRequest(),
         cores=HOST.cores,
-        edit_script=lambda kept, profile: EditedCopy(),
+        edit_script=lambda kept, profile, converted: EditedCopy(),
         convert_script=lambda profile: ConvertedScript(obstacle="a workload"),
         allowed=frozenset(allowed),
     )

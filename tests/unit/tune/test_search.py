@@ -25,8 +25,9 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
+from nfold.tune.conversion.conversion_check import COMPARED_STEPS
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
-from nfold.tune.search import Search, TuneEvents
+from nfold.tune.search import CHOSEN_BY_RUN, Search, TuneEvents
 from nfold.tune.source_patch import make_patch
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
@@ -102,7 +103,7 @@ class Simulation:
             events=TuneEvents(),
             stop=StopRequest(),
             cores=HOST.cores,
-            edit_script=lambda kept, profile: EditedCopy(),
+            edit_script=lambda kept, profile, converted: EditedCopy(),
             convert_script=lambda profile: self.converted,
             allowed=frozenset(allowed),
         )
@@ -294,19 +295,41 @@ def test_a_script_of_one_process_is_converted_first() -> None:
     simulation = Simulation(scenario(), sabotage, profile=ONE_PROCESS, converted=CONVERTED)
     result = simulation.tune()
     assert [one.name for one in result.kept] == ["conversion"]
-    assert [one.remedy.name for one in result.tried] == ["conversion"]
     assert result.is_conversion
     assert result.is_verified
     assert result.final.plan.strategy == "ddp"
     gain = result.verification.gain
     assert gain is not None
     assert gain.value == pytest.approx(2, rel=0.03)
-    (tried,) = result.tried
+    tried, *later = result.tried
+    assert {one.outcome for one in later} <= {"no gain", "refused", "not tried"}
+    assert not {one.remedy.name for one in later} & {*CHOSEN_BY_RUN}
     assert (
         tried.remedy.reason
         == "the batch of a step is unchanged, 50 of its 100 samples on each device"
     )
     assert result.losses == "first 20 losses differ by 0 of the largest on 1 device and by 0 on 2"
+
+
+def test_remedies_are_tried_on_a_converted_script() -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        if found.plan.strategy != "ddp":
+            return found
+        if found.plan.steps != COMPARED_STEPS:  # shuffled, its samples have another order
+            losses = tuple((step, 1.5 / step) for step in range(1, 21))
+            ranks = (dataclasses.replace(rank, losses=losses) for rank in found.ranks)
+            found = dataclasses.replace(found, ranks=tuple(ranks))
+        return scaled(found, 0.5)
+
+    costs = scenario(anomaly_ms=5.0)
+    result = Simulation(costs, sabotage, profile=ONE_PROCESS, converted=CONVERTED).tune()
+    assert [one.name for one in result.kept] == ["conversion", "anomaly_detection"]
+    assert result.is_verified
+    assert result.final.plan.strategy == "ddp"
+    assert result.final.variant.anomaly_detection is False
+    gain = result.verification.gain
+    assert gain is not None
+    assert gain.value > 2.5
 
 
 def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,8 +355,8 @@ def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "patch": "nfold.patch",
         "applied to": "train.py; --revert takes it back",
         "run": "nfold run --devices 2 train.py --epochs 3",
-        "next": "nfold tune --devices 2 train.py -- --epochs 3 tries loader workers and plan fields "
-        "on the changed script",
+        "next": "nfold tune --devices 2 train.py -- --epochs 3 tries the plan of nfold.Run on the "
+        "changed script",
         "by hand": "train.py:3: every device writes",
     }
     assert not (tmp_path / "nfold.toml").exists()
