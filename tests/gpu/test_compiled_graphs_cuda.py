@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nfold.engines.torch.step import compiled_graphs
 from nfold.engines.torch.step.compiled_graphs import CompiledGraphs
 
 pytestmark = [
@@ -67,8 +68,9 @@ def train(
     dropout: float = 0.0,
     micro_batches: int = 1,
     set_to_none: bool = True,
+    keeps_outputs: bool = True,
 ) -> Losses:
-    """Return the losses, and the sums of outputs that were kept until the end."""
+    """Return the losses, and the sums of outputs, which may be kept until the end."""
     device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(0)
     model = SmallNetwork(dropout).to(device)
@@ -84,7 +86,8 @@ def train(
             loss, logits = step(forward, x, labels)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
-            kept.append(logits)
+            kept.append(logits if keeps_outputs else logits.detach().double().sum())
+            del loss, logits
         optimizer.step()
         optimizer.zero_grad(set_to_none=set_to_none)
         if len(losses) % 5 == 0:
@@ -118,6 +121,21 @@ def test_losses_are_those_of_eager_training(
     assert graphs.failure is None
     assert losses == pytest.approx(expected, rel=1e-3)
     assert kept == pytest.approx(expected_kept, rel=1e-2, abs=0.5)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_losses_are_those_of_eager_training_with_lent_outputs(
+    micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 1)
+    losses, sums, graphs = train(
+        CompiledGraphs.compile, micro_batches=micro_batches, keeps_outputs=False
+    )
+    expected, expected_sums, _ = train(eagerly, micro_batches=micro_batches, keeps_outputs=False)
+    assert graphs.recorded == 2
+    assert graphs.failure is None
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert sums == pytest.approx(expected_sums, rel=1e-2, abs=0.5)
 
 
 def test_dropout_draws_what_the_same_compiled_model_draws_without_graphs() -> None:
