@@ -54,6 +54,7 @@ MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
+# What the plan of nfold.Run sets in a converted script
 CHOSEN_BY_RUN = ("channels_last", "compiled", "cudnn_benchmark", "fused_optimizer")
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
