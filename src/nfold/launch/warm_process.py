@@ -51,7 +51,7 @@ def reason_against_fork(
     own = [name for name, value in request.libraries.variables if imported.get(name) != value]
     if own:
         return f"the script sets {', '.join(own)}"
-    if threads := [one.read_text().strip() for one in Path("/proc/self/task").glob("*/comm")][1:]:
+    if threads := _other_threads():
         return f"an import started threads: {', '.join(threads)}"
     if children := psutil.Process().children():
         return f"an import started processes: {', '.join(one.name() for one in children)}"
@@ -59,6 +59,16 @@ def reason_against_fork(
     if pid == 0:
         os._exit(int(_cannot_use_gpus()))
     return "an import started a GPU" if os.waitpid(pid, 0)[1] else ""
+
+
+def _other_threads() -> list[str]:
+    """Return the names of all threads but the main one (Linux)."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(os.getpid()):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                names.append((task / "comm").read_text().strip())
+    return names
 
 
 def _cannot_use_gpus() -> bool:
