@@ -77,7 +77,7 @@ def measure(
     plan = Plan(
         device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
-    libraries = LoadedLibraries(modules=("numpy", "torch", "wave"), variables=variables)
+    libraries = LoadedLibraries(modules=("numpy", "torch", "wave", "pyarrow"), variables=variables)
     options = RunOptions(results=folder, warm_agent=agent, libraries=libraries)
     workload = Workload.from_script(str(folder / "train.py"))
     found = run(workload, plan, Variant(), machine=host, options=options)

@@ -27,6 +27,8 @@ from nfold.launch.launch_spec import WarmRequest
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it, torch.cuda.is_available() asks the driver without starting a GPU in this process."""
+THREADS_THAT_FORK = ("jemalloc_bg_thd",)
+"""Names of threads whose library prepares itself for forks: jemalloc, which pyarrow has."""
 RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WAIT_POLL_S = 0.05
 
@@ -62,13 +64,13 @@ def reason_against_fork(
 
 
 def _other_threads() -> list[str]:
-    """Return the names of all threads but the main one (Linux)."""
+    """Return the names of the threads that a forked process would lack (Linux)."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         if task.name != str(os.getpid()):
             with contextlib.suppress(FileNotFoundError):  # it has ended
                 names.append((task / "comm").read_text().strip())
-    return names
+    return [name for name in names if name not in THREADS_THAT_FORK]
 
 
 def _cannot_use_gpus() -> bool:
