@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation, TrainerKind
+from nfold.core.script_profile import (
+    CollectiveUse,
+    DataLoaderProfile,
+    ScriptProfile,
+    SourceLocation,
+    TrainerKind,
+)
 from nfold.explain.advice import headline, pytorch, trainers
 
 PLACES: dict[str, tuple[SourceLocation, ...]] = {
@@ -137,6 +143,19 @@ def test_what_a_library_does_is_not_laid_on_the_line_that_calls_it(
     assert re.match(r"train.py:20: transformers/trainer.py:1914 \w+ a value in every step", other)
     users = said(trained("transformers", **{place: SourceLocation(line="train.py:20")}))
     assert re.match(r"train.py:20: (\.item\(\)|a collective) in every step", users)
+
+
+def test_a_script_s_own_exchange_of_gradients_is_not_left_out() -> None:
+    exchange = CollectiveUse(name="all_reduce", per_step=1.0, bytes_per_step=4000.0)
+    places = {"collective": SourceLocation(line="train.py:20")}
+    for size, expected in (
+        (4000, "optimizer step after several batches"),
+        (8000, "every 50 steps"),
+    ):
+        profile = dataclasses.replace(
+            trained("", **places), parallel="other", collectives=(exchange,), parameter_bytes=size
+        )
+        assert expected in pytorch.reduce_collectives(profile)
 
 
 @pytest.mark.parametrize(

@@ -178,9 +178,10 @@ def disable_unused_search(profile: ScriptProfile) -> str:
 
 
 def reduce_collectives(profile: ScriptProfile) -> str:
-    """Advise on collectives beyond those of the gradients."""
+    """Advise on collectives beyond those of the gradients, if the script makes any itself."""
     own, words = profile.most_frequent("collective"), trainer_advice(profile)
-    if own is not None:
+    exchanges_itself = profile.parallel == "other" and profile.exchanges_all_gradients
+    if own is not None and not exchanges_itself:
         text = "a collective in every step: call it every 50 steps or after the epoch"
         if not profile.source_locations.keys().isdisjoint(("gathered_pairs", "gathered_work")):
             text = "the loss needs samples of all ranks: gather them as one tensor, in bf16"
