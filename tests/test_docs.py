@@ -131,6 +131,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path}
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.integration
 @pytest.mark.timeout(LIMIT_S)
 def test_marked_commands_run(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def _bench_json(results: Path, *arguments: str) -> dict[str, object]:
     return document
 
 
+@pytest.mark.slow(parts=4)
 def test_sigkill_of_nfold_leaves_nothing_running_and_a_rerun_finishes_the_rest(
     started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_second_interrupt_stops_at_once(
     assert _all_gone(tree)
 
 
+@pytest.mark.slow(parts=4)
 def test_attached_to_a_job_that_torchrun_started(tmp_path: Path) -> None:
     """Two ranks, one nfold each: one measurement, one table, launched by somebody else.
 

@@ -292,6 +292,7 @@ def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
     assert [one.world_size for one in folder.reports.read_profiles()] == [1, 1]
 
 
+@pytest.mark.slow(parts=4)
 @repeated
 def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     """Needs replay hints: without them the generator already runs when it is found."""
@@ -313,6 +314,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     assert untold.status == "unsupported"
 
 
+@pytest.mark.slow(parts=4)
 @repeated
 def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)

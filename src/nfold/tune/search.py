@@ -88,7 +88,7 @@ class TuneEvents:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class TrialComparison:
     """The gain of a trial over the best so far; or why it failed, or how it trains another way."""
 
     gain: Interval | None = None
@@ -314,7 +314,7 @@ class Search:
 
     def _compare(
         self, best: Trial, trial: Trial, label: str, original: Trial, *tried: Remedy
-    ) -> Comparison:
+    ) -> TrialComparison:
         """Run both alternately until the interval of the gain decides; ``tried`` are in ``trial``."""
         gain = None
         for number in range(MAX_TRIES):
@@ -323,14 +323,14 @@ class Search:
             if number or self._series.runs_since(best) >= MAX_RUNS_BETWEEN:
                 self._measure(best)
             if not self._measure(trial, label):
-                return Comparison(failure=self._failures[trial])
+                return TrialComparison(failure=self._failures[trial])
             objection = self._objection(trial, original, *tried)
             if objection is not None:
-                return Comparison(objection=objection)
+                return TrialComparison(objection=objection)
             gain = self._gain(best, trial)
             if gain is not None and is_decided(gain, self._threshold):
                 break
-        return Comparison(gain=gain)
+        return TrialComparison(gain=gain)
 
     def _is_gain(self, gain: Interval | None) -> bool:
         return gain is not None and gain.low is not None and gain.low > self._threshold
