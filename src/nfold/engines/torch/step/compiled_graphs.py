@@ -152,7 +152,7 @@ class ForwardAndBackward:
     def take_unused(self, tangents: dict[int, Tensor]) -> set[int]:
         """Return which tangents are zeros that autograd made, as no gradient reached an output.
 
-        Empty if that is not certain. A note of watch_gradients is for one backward.
+        Empty if that is not certain. A note of watch_gradients is for the next call only.
         """
         given, self._given = self._given, None
         if given is None:
@@ -205,9 +205,8 @@ class ReplayedFunction:
 
     def call(self, inputs: list[Any]) -> Any:
         """Compute the outputs; AOTAutograd wants the list of inputs to be emptied."""
-        unused: set[int] = set()
-        if self._is_backward:
-            unused = self._pair.take_unused({i: inputs[i] for i in self._copied_in})
+        tangents = {i: inputs[i] for i in self._copied_in} if self._is_backward else {}
+        unused = self._pair.take_unused(tangents)
         if not (self._is_open and self._pair.owner.is_used) or self._pair.is_captured:
             return self._compiled(inputs)
         self._calls += 1
