@@ -40,6 +40,7 @@ from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.tune.remedies import CONVERSION
 from nfold.tune.search import SEED
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "diagnosis"))
@@ -53,8 +54,6 @@ RESERVE_S = 60.0
 """For the report and the runs of the expert's script, beside the budget."""
 LIMIT_S = 120.0
 """Time limit of one run."""
-CONVERSION = "conversion"
-"""Name of the remedy that makes a script for one device one for several."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,9 @@ LIBRARY_VARIABLE_PREFIXES = (
 )  # fmt: skip
 """Prefixes of variables that configure libraries. ``TF_`` alone is Terraform's, too."""
 READ_AT_START = ("LD_", "PYTHON")
+"""Prefixes of variables that only the start of a process reads."""
 READ_AFTER_IMPORT = ("ACCELERATE_", "CUDA_", "GLOO_", "NCCL_")
+"""Prefixes of variables that a library reads when it is used, for example when a GPU starts."""
 IGNORED_VARIABLE = re.compile(
     r"NCCL_DEBUG(?:_FILE|_SUBSYS)?|\w+_(?:DIR|HOME|LOGS|LOG_LEVEL|PATH|ROOT)"
 )  # folders and logs of libraries

@@ -174,6 +174,9 @@ class LoadedLibraries:
     variables: tuple[tuple[str, str], ...] = ()
 
 
+NO_LIBRARIES = LoadedLibraries()
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScriptProfile:
     """Facts about one rank of a script, observed in its warm-up; samples are of this rank.
@@ -275,7 +278,7 @@ class ScriptProfile:
     slices_batches: bool = False
     pass_batches: tuple[int, ...] = ()
     fixed_batch_error: str = ""
-    loaded_libraries: LoadedLibraries = field(default_factory=LoadedLibraries)
+    loaded_libraries: LoadedLibraries = NO_LIBRARIES
     source_locations: dict[str, tuple[SourceLocation, ...]] = field(default_factory=dict)
 
     @property

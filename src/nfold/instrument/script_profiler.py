@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 from nfold.core.errors import Unsupported
 from nfold.core.import_hooks import call_after_import
 from nfold.core.script_profile import (
+    NO_LIBRARIES,
     SHARDED,
     BatchFunction,
     CollectiveUse,
     DataLoaderProfile,
     HostToDeviceCopies,
-    LoadedLibraries,
     RowGradient,
     ScriptProfile,
 )
@@ -374,7 +374,7 @@ class ScriptProfiler:
             uses_join=self.uses_join,
             loaded_libraries=loaded_libraries()
             if self._task.variant.profiler_steps
-            else LoadedLibraries(),
+            else NO_LIBRARIES,
             **group_facts(device.partition(":")[0]),
             **wrappers.facts(),
             **model_facts(forwards.model, self.trained_model.parameters),

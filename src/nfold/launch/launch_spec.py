@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
-from nfold.core.script_profile import LoadedLibraries, ReplayHints
+from nfold.core.script_profile import NO_LIBRARIES, LoadedLibraries, ReplayHints
 from nfold.core.serialization import serialize
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
@@ -179,14 +179,13 @@ class WarmAgent:
         folder: HandoffFolder,
         launch: ProcessSpec,
         environment: Mapping[str, str],
-        libraries: LoadedLibraries | None = None,
+        libraries: LoadedLibraries = NO_LIBRARIES,
     ) -> subprocess.Popen[bytes] | None:
         """Hand the run to the waiting agent and return its process; None if there is none.
 
         ``environment`` becomes the whole environment of the agent and its ranks. ``libraries`` are
         what the ranks will import: this agent and the next import them before.
         """
-        libraries = libraries or LoadedLibraries()
         taken, self._waiting = self._waiting, None
         if taken is not None:
             request = WarmRequest(
@@ -282,7 +281,7 @@ class RunOptions:
     warm_agent: WarmAgent | None = None
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
-    libraries: LoadedLibraries = field(default_factory=LoadedLibraries)
+    libraries: LoadedLibraries = NO_LIBRARIES
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

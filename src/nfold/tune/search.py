@@ -138,7 +138,7 @@ class Search:
         self._convert(design, original)
         left = self._search(design, budget, original)
         self._try_pairs(original)
-        self._prune([one for one in self.kept if one.name != CONVERSION], original)
+        self._prune(self._kept_after_conversion, original)
         verification = self._verify(original, design.profile)
         return TuneResult(
             target=str(self.runner.workload),
@@ -427,13 +427,13 @@ class Search:
             "final": (final, self._runner_of(final)),
         }
         copy = converted = self._converted.copy if self._converted is not None else None
-        others = [one for one in self.kept if one.name != CONVERSION]
-        if profile is not None and others:
-            copy = self.edit_script(tuple(others), profile, converted or EditedCopy())
-        if copy is not None and copy.sources and copy is not converted:
-            trial = apply_all(copy.at_run_time, self._base(original))
-            with_copy = self.runner.with_converted if converted else self.runner.with_sources
-            arms[COPY] = (trial, with_copy(copy.sources))
+        remedies = tuple(self._kept_after_conversion)
+        if profile is not None and remedies:
+            copy = self.edit_script(remedies, profile, converted or EditedCopy())
+            if copy.sources:
+                trial = apply_all(copy.at_run_time, self._base(original))
+                with_copy = self.runner.with_converted if converted else self.runner.with_sources
+                arms[COPY] = (trial, with_copy(copy.sources))
         gain: Interval | None = None
         failures: dict[str, str] = {}
         for number in range(MAX_VERIFYING_PAIRS):
@@ -547,10 +547,15 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
-        is_copied = self.runner.workload.script and (not self._converted or len(self.kept) > 1)
-        arms = 3 if is_copied else 2
+        # A conversion alone is its own edited copy.
+        has_copy = not self._converted or self._kept_after_conversion
+        arms = 3 if self.runner.workload.script and has_copy else 2
         needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
         return needed_s <= self.time_budget.remaining_s
+
+    @property
+    def _kept_after_conversion(self) -> list[Remedy]:
+        return [one for one in self.kept if one.name != CONVERSION]
 
     @property
     def _typical_run_s(self) -> float:

@@ -178,7 +178,7 @@ def disable_unused_search(profile: ScriptProfile) -> str:
 
 
 def reduce_collectives(profile: ScriptProfile) -> str:
-    """Advise on collectives beyond those of the gradients, if the script makes any itself."""
+    """Advise on collectives beyond those of the gradients, which a script may exchange itself."""
     own, words = profile.most_frequent("collective"), trainer_advice(profile)
     exchanges_itself = profile.parallel == "other" and profile.exchanges_all_gradients
     if own is not None and not exchanges_itself:
