@@ -69,6 +69,7 @@ def measure(
     devices: int,
     agent: WarmAgent,
     variables: tuple[tuple[str, str], ...] = (),
+    modules: tuple[str, ...] = ("numpy", "torch", "wave", "pyarrow"),
 ) -> tuple[Measurement, list[dict[str, Any]]]:
     """Run the script; return the measurement and what each rank printed first."""
     host = inspect_machine()
@@ -77,7 +78,7 @@ def measure(
     plan = Plan(
         device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
-    libraries = LoadedLibraries(modules=("numpy", "torch", "wave", "pyarrow"), variables=variables)
+    libraries = LoadedLibraries(modules=modules, variables=variables)
     options = RunOptions(results=folder, warm_agent=agent, libraries=libraries)
     workload = Workload.from_script(str(folder / "train.py"))
     found = run(workload, plan, Variant(), machine=host, options=options)
@@ -92,7 +93,7 @@ def measure(
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(script=True)) as agent:
+    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
         cold, first = measure(tmp_path, devices, agent)
         warm, second = measure(tmp_path, devices, agent)
     assert not any(said["loaded"] for said in first)
@@ -107,7 +108,7 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(script=True)) as agent:
+    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent)
         monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
         _, (said,) = measure(tmp_path, 1, agent)
@@ -117,13 +118,55 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
 @pytest.mark.usefixtures("warm")
 def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(script=True)) as agent:
+    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent)
         found, (said,) = measure(tmp_path, 1, agent, (("MKL_DYNAMIC", "FALSE"),))
     assert not said["loaded"]
     assert found.folder is not None
     log = HandoffFolder(tmp_path / found.folder).agent_log.read_text()
     assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
+
+
+@pytest.mark.usefixtures("warm")
+def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    imported, _ = libraries("import torch.distributed, torch.nn.parallel")
+    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+        measure(tmp_path, 1, agent, modules=())
+        _, (said,) = measure(tmp_path, 1, agent, modules=tuple(imported))
+    assert said["program"][-1] == "nfold.launch.agent"
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    imported, _ = libraries("import torch.distributed, torch.nn.parallel")
+    without = tuple(name for name in imported if not name.startswith("numpy."))
+    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+        measure(tmp_path, 1, agent, modules=())
+        found, (said,) = measure(tmp_path, 1, agent, modules=without)
+    assert said["program"][-1] != "nfold.launch.agent"
+    assert found.folder is not None
+    log = HandoffFolder(tmp_path / found.folder).agent_log.read_text()
+    assert "the script has not imported numpy." in log
+
+
+def test_imports_of_a_script_are_those_of_packages_that_every_run_makes(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit('a module of the user')")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import own, wave\nfrom rich.panel import Panel\nfrom rich import *\n"
+        "if False:\n    import rich.emoji\ndef later():\n    import rich.tree\n"
+    )
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[2]); from nfold.launch import warm_process\n"
+        "found = warm_process.import_libraries_of(sys.argv[1])\n"
+        "print([name in found for name in ('rich.panel', 'rich.tree', 'wave', 'own')])\n"
+        "print(warm_process.import_libraries_of(sys.argv[2]) == frozenset())"
+    )
+    command = [sys.executable, "-c", code, str(script), str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert printed.splitlines() == ["[True, False, False, False]", "True"]
 
 
 def test_only_what_can_be_imported_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

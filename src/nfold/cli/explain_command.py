@@ -108,7 +108,7 @@ def run_explain(request: ExplainOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent(script=bool(subject.workload.script))) as warm_agent,
+        closing(WarmAgent(subject.workload.script_file)) as warm_agent,
     ):
         options = request.run_options(stop=stop, warm_agent=warm_agent)
         runner = build_runner(request, subject.workload, machine, store, options)

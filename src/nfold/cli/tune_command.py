@@ -85,7 +85,7 @@ def run_tune(request: TuneOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent(script=bool(subject.workload.script))) as warm_agent,
+        closing(WarmAgent(subject.workload.script_file)) as warm_agent,
         open_screen(sys.stderr, plain=request.plain) as screen,
     ):
         print_notices(screen, request, subject.workload)

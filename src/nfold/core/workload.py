@@ -93,6 +93,13 @@ class Workload:
         return self.script[1] if self.script[:1] == (MODULE_FLAG,) else None
 
     @property
+    def script_file(self) -> str:
+        """The file of a script or module as it was given or found; empty for other workloads."""
+        if self.module is not None:
+            return fingerprint.module_file(self.module, os.getcwd()) or ""
+        return self.script[0] if self.script else ""
+
+    @property
     def function_reference(self) -> tuple[str, str] | None:
         """Module and function of a user's workload, else None."""
         module, separator, function = self.name.partition(":")

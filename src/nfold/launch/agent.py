@@ -1,8 +1,8 @@
 """The agent process: starts the ranks of this node under torchelastic.
 
 ``python -m nfold.launch.agent FOLDER`` is a separate process, so that the parent never imports
-torch. Without FOLDER it imports the modules of a first line of JSON on its input, waits for a second
-one, a WarmRequest, and exits at the end of its input.
+torch. Without FOLDER it imports the libraries of a first line of JSON on its input, a WarmImports,
+waits for a second one, a WarmRequest, and exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nfold.core.parent_death import die_with_parent
 from nfold.core.serialization import deserialize
 from nfold.launch import warm_process
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RankGroup, WarmRequest
+from nfold.launch.launch_spec import RankGroup, WarmImports, WarmRequest
 from nfold.launch.rank_lifecycle import redirect_output
 from nfold.launch.torchrun_args import own_address
 from nfold.sandbox import enter_view
@@ -40,11 +40,12 @@ def _wait_for_folder() -> HandoffFolder:
     """Wait for a run with several ranks, or become its only rank."""
     if os.environ.get(STATE_VARIABLE) == SHARED:
         unshare_mounts()
-    libraries = json.loads(sys.stdin.readline() or "[]")
+    wanted = deserialize(WarmImports, json.loads(sys.stdin.readline() or "{}"))
     started = dict(os.environ)
     os.environ.setdefault(warm_process.NVML_CHECK, "1")
     importlib.import_module(TORCH_LAUNCHER)
-    warm_process.import_libraries(libraries)
+    warm_process.import_libraries(wanted.modules)
+    expected = warm_process.import_libraries_of(wanted.script) if wanted.script else ()
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
@@ -56,7 +57,7 @@ def _wait_for_folder() -> HandoffFolder:
     die_with_parent()
     folder = HandoffFolder(Path(request.folder))
     redirect_output(folder.agent_log)
-    if reason := warm_process.reason_against_fork(started, imported, request):
+    if reason := warm_process.reason_against_fork(started, imported, request, expected):
         sys.stderr.write(f"nfold: ranks start as new programs, not as forks: {reason}\n")
     else:
         os.environ.update(request.libraries.variables)

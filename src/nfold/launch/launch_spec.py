@@ -143,6 +143,14 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WarmImports:
+    """What a waiting agent imports: modules, or the libraries of a script whose modules are not known."""
+
+    modules: tuple[str, ...] = ()
+    script: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarmRequest:
     """A run for a waiting agent: its folder, and the whole environment of its ranks.
 
@@ -160,11 +168,12 @@ class WarmAgent:
     """An agent process that has imported torch and other libraries, and waits for the next run.
 
     A new one starts whenever one is taken, while the ranks of that run start: before anything is
-    timed. With ``script`` it can enter a view of the file system: a namespace must be made before
-    there are threads.
+    timed. With ``script``, the file of one, it imports what this imports as soon as it starts, and can
+    enter a view of the file system: a namespace must be made before there are threads.
     """
 
-    def __init__(self, *, script: bool = False) -> None:
+    def __init__(self, script: str = "") -> None:
+        self._script = script
         self._environment = {STATE_VARIABLE: SHARED} if script and views_are_allowed() else {}
         self._waiting: subprocess.Popen[bytes] | None = None
 
@@ -215,7 +224,8 @@ class WarmAgent:
             start_new_session=True,
         )
         with contextlib.suppress(BrokenPipeError):  # found when it is taken
-            _send(agent, libraries.modules)
+            script = "" if libraries.modules else self._script
+            _send(agent, serialize(WarmImports(modules=libraries.modules, script=script)))
         return agent
 
 

@@ -1,27 +1,33 @@
 """A process that has imported the libraries of a script before its run, and starts ranks by fork.
 
-The libraries are those that the probe run had imported from packages. A rank is forked only if it
-would have imported the same: no variable that configures libraries differs from those of the waiting
-process, and nothing in it has started a thread, a process or a GPU. Otherwise the rank is started as
-a new program.
+The libraries are those that the probe run had imported from packages. While the probe run is not yet
+over, they are those that the code of the script names. A rank is forked only if it would have
+imported the same: the probe run has imported all of them, no variable that configures libraries
+differs from those of the waiting process, and nothing in it has started a thread, a process or a
+GPU. Otherwise the rank is started as a new program.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
+import importlib.util
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
 from nfold.core.fingerprint import different_library_variables
+from nfold.core.source_location import is_in_package
+from nfold.instrument.loaded_libraries import loaded_libraries
 from nfold.launch import workload_process
 from nfold.launch.launch_spec import WarmRequest
 
@@ -29,6 +35,8 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it, torch.cuda.is_available() asks the driver without starting a GPU in this process."""
 THREADS_THAT_FORK = ("jemalloc_bg_thd",)
 """Names of threads whose library prepares itself for forks: jemalloc, which pyarrow has."""
+LOADED_BY_OPTIMIZERS = "torch._dynamo"
+"""What the first optimizer of PyTorch imports."""
 RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WAIT_POLL_S = 0.05
 
@@ -40,13 +48,46 @@ def import_libraries(names: Iterable[str]) -> None:
             importlib.import_module(name)
 
 
+def import_libraries_of(script: str) -> frozenset[str]:
+    """Import what the code of a script imports from packages; return the modules that came with it."""
+    before = frozenset(sys.modules)
+    for name in (*_imported_names(script), LOADED_BY_OPTIMIZERS):
+        with contextlib.suppress(Exception, SystemExit):
+            found = importlib.util.find_spec(name.partition(".")[0])
+            if found is not None and found.origin and is_in_package(found.origin):
+                pkgutil.resolve_name(name)
+    return frozenset(loaded_libraries().modules) - before
+
+
+def _imported_names(script: str) -> list[str]:
+    """Return what every run of a script imports, such as ``transformers.Trainer``, in order."""
+    try:
+        body = ast.parse(Path(script).read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for statement in body:
+        if isinstance(statement, ast.Import):
+            names += [each.name for each in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            named = [each.name for each in statement.names if each.name != "*"]
+            names += [statement.module, *(f"{statement.module}.{name}" for name in named)]
+    return names
+
+
 def reason_against_fork(
-    started: Mapping[str, str], imported: Mapping[str, str], request: WarmRequest
+    started: Mapping[str, str],
+    imported: Mapping[str, str],
+    request: WarmRequest,
+    expected: Collection[str] = (),
 ) -> str:
     """Return why a fork of this process cannot be a rank; empty if it can.
 
-    ``started`` and ``imported`` are its environments before and after the imports.
+    ``started`` and ``imported`` are its environments before and after the imports, ``expected`` the
+    modules that it has imported before the probe run was over.
     """
+    if other := sorted({*expected} - {*request.libraries.modules}):
+        return f"the script has not imported {', '.join(other[:3])}"
     environment = request.environment
     if changed := different_library_variables(started, environment, is_same_process=False):
         return f"{', '.join(changed)} changed since the imports"
