@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nfold.engines.torch.step import compiled_graphs
+from nfold.engines.torch.step import graph_outputs
 from nfold.engines.torch.step.compiled_graphs import CompiledGraphs
 
 pytestmark = [
@@ -127,7 +127,7 @@ def test_losses_are_those_of_eager_training(
 def test_losses_are_those_of_eager_training_with_lent_outputs(
     micro_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 1)
+    monkeypatch.setattr(graph_outputs, "LENT_NUMBERS", 1)
     losses, sums, graphs = train(
         CompiledGraphs.compile, micro_batches=micro_batches, keeps_outputs=False
     )

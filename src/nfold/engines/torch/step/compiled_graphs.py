@@ -3,32 +3,27 @@
 TorchDynamo's guards hold for every call: a graph is one compiled function with its shapes and
 constants. Between Inductor and AOTAutograd its calls are recorded: parameters, buffers and what the
 forward saved for the backward keep their addresses, other inputs are copied into buffers. Outputs
-are copied out, and large ones lent if the loop has released their copies before the next call, as it
-does with logits and gradients. While one that was lent is in use, calls run without a graph; then it
-is copied again.
+are copied out or lent; while one that was lent is in use, calls run without a graph.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import TensorWeakRef
 
 from nfold.engines.torch.nested_tensors import collect_tensors
 from nfold.engines.torch.step.cuda_graph import CaptureFailed, CudaGraphRecorder, GraphRecorder
-from nfold.instrument.torch_private import foreach_copy, mark_boxed, storage_uses, wrap_inductor
+from nfold.engines.torch.step.graph_outputs import GraphOutputs
+from nfold.instrument.torch_private import foreach_copy, mark_boxed, wrap_inductor
 
 WARM_UP_CALLS = 2
 MAX_MISSES = 8  # consecutive calls with other addresses, after which the graph is given up
 BACKWARD_NODE = "CompiledFunctionBackward"  # AOTAutograd's, of a whole compiled function
-LENT_NUMBERS = 2**16  # smaller outputs are always copied
-RELEASED_COPIES = 3  # that are released before the next call, before an output is lent
 
 RecorderFactory = Callable[[torch.device], GraphRecorder]
 
@@ -165,25 +160,6 @@ class ForwardAndBackward:
         return self.is_pending and self._pending_address in [one.data_ptr() for one in inputs]
 
 
-class ObservedCopy:
-    """The last copy of an output, and how many before it were released in time."""
-
-    def __init__(self) -> None:
-        self.released = 0
-        self._storage: StorageWeakRef | None = None
-
-    def observe(self, copy: Tensor) -> None:
-        self._storage = StorageWeakRef(copy.untyped_storage())  # type: ignore[no-untyped-call]
-
-    def is_released(self) -> bool:
-        """Return whether nobody holds the last copy any more."""
-        if self._storage is None:
-            return True
-        self.released += 1
-        is_released: bool = self._storage.expired()  # type: ignore[no-untyped-call]
-        return is_released
-
-
 class ReplayedFunction:
     """A compiled forward or backward: its first calls run, one is recorded, later ones are replayed."""
 
@@ -247,15 +223,7 @@ class ReplayedFunction:
         saved = 0 if self._is_backward else self._pair.saved or 0
         first_saved = len(self._outputs) - saved
         visible = [k for k in range(first_saved) if self._is_own(k)]
-        tensors = {id(one): one for one in _tensors(self._outputs)}
-        memories = Counter(_memory(one) for one in tensors.values())
-        self._tensors_at = {k: memories[_memory(self._outputs[k])] for k in visible}
-        self._copied_out = visible
-        self._copies = {
-            k: ObservedCopy() for k in visible if self._outputs[k].numel() >= LENT_NUMBERS
-        }
-        self._lent: set[int] = set()
-        self._overdue: set[int] = set()  # were lent and not released before the next call
+        self._handed_out = GraphOutputs(self._outputs, visible)
         kept = range(first_saved, len(self._outputs))
         self._watched = next((k for k in kept if self._is_own(k)), None)
         return True
@@ -267,11 +235,7 @@ class ReplayedFunction:
         """Return whether a replay computes this call, and overwrites nothing that is still needed."""
         if not self._is_backward and self._pair.is_pending:
             return False
-        self._overdue = {k for k in self._lent | self._overdue if self._is_in_use(k)}
-        if late := self._overdue & self._lent:
-            self._lent -= late
-            self._copied_out += late
-        if self._overdue:
+        if not self._handed_out.are_released():
             return False
         if [inputs[i].data_ptr() for i in self._static] == self._addresses:
             self._misses = 0
@@ -281,20 +245,8 @@ class ReplayedFunction:
             self._give_up("the addresses of parameters changed")
         return False
 
-    def _is_in_use(self, k: int) -> bool:
-        return storage_uses(self._outputs[k]) > self._tensors_at[k]
-
-    def _lend_released(self) -> None:
-        """Lend the outputs whose copies are always released before the next call."""
-        self._copies = {k: one for k, one in self._copies.items() if one.is_released()}
-        if lent := {k for k, one in self._copies.items() if one.released == RELEASED_COPIES}:
-            self._copies = {k: one for k, one in self._copies.items() if k not in lent}
-            self._lent |= lent
-            self._copied_out = [k for k in self._copied_out if k not in lent]
-
     def _replay(self, inputs: list[Any], unused: set[int]) -> list[Any]:
-        if self._copies:
-            self._lend_released()
+        self._handed_out.lend_released()
         for i in unused - self._zeros:
             self._buffers[i].zero_()
         self._zeros = unused
@@ -305,15 +257,8 @@ class ReplayedFunction:
         for k, i in self._returned.items():
             outputs[k] = inputs[i]
         inputs.clear()
-        for k in self._lent:
-            outputs[k] = self._outputs[k].detach()
-        if self._copied_out:
-            copies = [torch.empty_like(self._outputs[k]) for k in self._copied_out]
-            foreach_copy(copies, [self._outputs[k] for k in self._copied_out])
-            for k, copy in zip(self._copied_out, copies, strict=True):
-                outputs[k] = copy
-                if k in self._copies:
-                    self._copies[k].observe(copy)
+        for k, output in self._handed_out.hand_out().items():
+            outputs[k] = output
         if self._watched is not None:
             outputs[self._watched] = self._pair.watch(self._outputs[self._watched])
         if not self._is_backward:
@@ -348,10 +293,6 @@ def _obstacle(nodes: Any, device: torch.device) -> str | None:
 def _tensors(value: Any) -> list[Tensor]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     return [one for one in values if isinstance(one, Tensor)]
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _describe(node: Node) -> str:

@@ -10,12 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nfold.engines.torch.step import compiled_graphs
-from nfold.engines.torch.step.compiled_graphs import (
-    RELEASED_COPIES,
-    WARM_UP_CALLS,
-    CompiledGraphs,
-)
+from nfold.engines.torch.step import compiled_graphs, graph_outputs
+from nfold.engines.torch.step.compiled_graphs import WARM_UP_CALLS, CompiledGraphs
+from nfold.engines.torch.step.graph_outputs import RELEASED_COPIES
 
 CPU = torch.device("cpu")
 Step = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
@@ -77,7 +74,7 @@ def dropped_forward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def test_a_replayed_model_trains_as_an_eager_one(
     step: Step, micro_batches: int, lent_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", lent_numbers)
+    monkeypatch.setattr(graph_outputs, "LENT_NUMBERS", lent_numbers)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
     reference = copy.deepcopy(model)
@@ -102,7 +99,7 @@ def test_a_replayed_model_trains_as_an_eager_one(
 def test_outputs_that_are_kept_do_not_change(
     lent_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", lent_numbers)
+    monkeypatch.setattr(graph_outputs, "LENT_NUMBERS", lent_numbers)
     graphs = CompiledGraphs(CPU, CallRecorder)
     layer = nn.Linear(4, 4)
     forward = graphs.compile(layer.forward)
@@ -131,7 +128,7 @@ class LossAndLogits(nn.Module):
 def test_large_outputs_and_gradients_are_lent_and_unused_ones_not_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 2)
+    monkeypatch.setattr(graph_outputs, "LENT_NUMBERS", 2)
     copied = []
 
     def foreach_copy(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -139,6 +136,7 @@ def test_large_outputs_and_gradients_are_lent_and_unused_ones_not_copied(
         torch._foreach_copy_(targets, sources)
 
     monkeypatch.setattr(compiled_graphs, "foreach_copy", foreach_copy)
+    monkeypatch.setattr(graph_outputs, "foreach_copy", foreach_copy)
     graphs = CompiledGraphs(CPU, CallRecorder)
     model = LossAndLogits()
     reference = copy.deepcopy(model)
@@ -169,7 +167,7 @@ def test_large_outputs_and_gradients_are_lent_and_unused_ones_not_copied(
 def test_a_lent_output_that_is_kept_does_not_change_and_later_ones_are_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compiled_graphs, "LENT_NUMBERS", 1)
+    monkeypatch.setattr(graph_outputs, "LENT_NUMBERS", 1)
     graphs = CompiledGraphs(CPU, CallRecorder)
     layer = nn.Linear(4, 4)
     forward = graphs.compile(layer.forward)
