@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from nfold.cli import terminal
@@ -110,7 +111,8 @@ def conclusion(result: TuneResult) -> str:
             return f"{where}: stopped before anything was kept"
         untried = sum(one.outcome == "not tried" for one in result.tried)
         if untried:
-            return f"{where}: nothing kept, {untried} not tried in time; next: a larger --budget"
+            minutes = math.ceil(result.sufficient_s / 60)
+            return f"{where}: nothing kept, {untried} not tried in time; next: --budget {minutes}m"
         return f"{where}: nothing helps beyond 1 %"
     if verified.objection is not None:
         return f"{where}: not verified: {verified.objection}; nothing was written"

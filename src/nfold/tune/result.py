@@ -100,7 +100,8 @@ class TuneResult:
 
     ``budget`` is the explanation of the original, ``final_budget`` that of what is left with the
     remedies that the first round kept, None if there was no time for it, and ``profile`` what its
-    probe run observed in a script; ``losses`` says how the training was compared.
+    probe run observed in a script; ``losses`` says how the training was compared. ``sufficient_s`` is
+    a time budget in seconds for what was not tried in time as well.
     """
 
     target: str
@@ -115,6 +116,7 @@ class TuneResult:
     final_budget: Budget | None = None
     profile: ScriptProfile | None = None
     stopped: bool = False
+    sufficient_s: float = 0.0
 
     @property
     def is_verified(self) -> bool:

@@ -153,7 +153,15 @@ class Search:
             final_budget=left if self.kept else budget,
             profile=design.profile,
             stopped=bool(self.stop),
+            sufficient_s=self._sufficient_s,
         )
+
+    @property
+    def _sufficient_s(self) -> float:
+        """A time budget that would also have tried each remedy for which there was no time."""
+        untried = sum(one.outcome == "not tried" for one in self.tried)
+        runs = self._runs + RUNS_PER_REMEDY * untried + self._verifying_runs
+        return runs * self._typical_run_s / (1 - EXPLAIN_FRACTION - AGAIN_FRACTION)
 
     def _explained(self, fraction: float) -> tuple[ExperimentDesign, Budget]:
         self.events.explaining(self.kept, self.time_budget.remaining_s)
@@ -547,11 +555,16 @@ class Search:
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:
         """Return whether so many runs fit before the time that verification needs."""
+        needed_s = (runs + self._verifying_runs) * self._typical_run_s + extra_s
+        return needed_s <= self.time_budget.remaining_s
+
+    @property
+    def _verifying_runs(self) -> int:
+        """How many runs the verification needs at least."""
         # A conversion alone is its own edited copy.
         has_copy = not self._converted or self._kept_after_conversion
         arms = 3 if self.runner.workload.script and has_copy else 2
-        needed_s = (runs + arms * LEAST_VERIFYING_PAIRS) * self._typical_run_s + extra_s
-        return needed_s <= self.time_budget.remaining_s
+        return arms * LEAST_VERIFYING_PAIRS
 
     @property
     def _kept_after_conversion(self) -> list[Remedy]:

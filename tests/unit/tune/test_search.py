@@ -251,6 +251,9 @@ def test_without_time_nothing_is_tried() -> None:
     result = Simulation(scenario(anomaly_ms=5.0)).tune(6.0)
     assert set(outcomes(result).values()) <= {"not tried", "refused"}
     assert result.verification.gain is None
+    sufficient = Simulation(scenario(anomaly_ms=5.0)).tune(result.sufficient_s)
+    assert "not tried" not in outcomes(sufficient).values()
+    assert sufficient.is_verified
 
 
 def test_an_original_that_fails_is_an_error() -> None:
