@@ -145,6 +145,18 @@ def rate(measurement: Measurement, trial: Trial) -> float:
     return sum(window.samples for window in windows) / steps / step_s
 
 
+def free_plan(plan: Plan, devices: int) -> Plan:
+    """Return the plan of an edited script on the same devices, which chooses its own workers."""
+    return Plan(
+        device=plan.device,
+        devices=devices,
+        cores_per_device=plan.cores_per_device,
+        strategy="ddp" if devices > 1 else plan.strategy,
+        steps=plan.steps,
+        warmup_steps=plan.warmup_steps,
+    )
+
+
 def original_plan(results: Path) -> Plan:
     """Return the plan of the last run of the original: its only intervention is the seed."""
     with Store.open_readonly(results) as store:
@@ -188,7 +200,7 @@ def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path)
     """Return the original, the result of ``nfold tune`` and the expert's script."""
     plan = original_plan(results)
     count = int(devices.rpartition(":")[2])
-    several = plan.edit(devices=count, strategy="ddp") if plan.strategy != "ddp" else plan
+    free = free_plan(plan, count)
     usual = Variant(random_seed=SEED)
     remedies = {one["name"]: one["value"] for one in told["kept"]}
     found = {
@@ -205,7 +217,7 @@ def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path)
         converted = Arm(
             copied / subject.script.name,
             subject.arguments_on(devices),
-            Trial(plan=several, variant=usual),
+            Trial(plan=free, variant=usual),
         )
         found["tuned"] = converted
     elif remedies:
@@ -216,7 +228,7 @@ def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path)
         found["tuned"] = Arm(subject.script, subject.arguments_on(devices), trial)
     script = subject.expert.write(subject.script, folder / "expert")
     own = subject.arguments_on(devices, subject.expert.arguments)
-    found["expert"] = Arm(script, own, Trial(plan=several, variant=usual))
+    found["expert"] = Arm(script, own, Trial(plan=free, variant=usual))
     return found
 
 

@@ -44,13 +44,12 @@ from nfold.explain.periodic import (
     periodic_metrics,
     without_affected_steps,
 )
-from nfold.explain.result.budget import NOT_ENOUGH_TIME
+from nfold.explain.result.budget import LARGER_BUDGET_HINT, NOT_ENOUGH_TIME
 from nfold.launch.launch_spec import RunOptions
 from nfold.launch.script_run import PLAN_VARIABLE
 from nfold.launch.verdict import HANG_TIMEOUT_HINT
 from nfold.launch.workload_run import split_by_variant
 
-LARGER_BUDGET_HINT = "; next: a larger --budget"
 # Longest over shortest cycle: 1.01 to 1.10 on steady hosts, 1.22 and 1.75 on two whose process
 # trees differed by a fifth and more.
 UNSTEADY_RATIO = 1.15
@@ -182,7 +181,11 @@ class TrialResults:
             {key: mean_deviations(each) for key, each in deviations.items()},
             final=final,
             host_ahead=[trial for trial in self.runs if _host_is_ahead(trial, table)],
-            failed_trials=[trial for trial in self.reasons if trial not in self.runs],
+            failed_trials=[
+                trial
+                for trial, reason in self.reasons.items()
+                if trial not in self.runs and not reason.endswith(LARGER_BUDGET_HINT)
+            ],
         )
 
     def unstable_steps(self) -> dict[UnstableKind, StepTimeChange]:

@@ -329,12 +329,16 @@ def test_a_compiled_model_that_is_no_faster_is_not_advised() -> None:
     assert any(one.variant and one.variant.compiled for one in made)
 
 
-def test_what_could_not_be_compiled_is_not_advised() -> None:
+@pytest.mark.parametrize(
+    ("status", "told"), [("crashed", "failed"), ("interrupted", "was not measured")]
+)
+def test_what_could_not_be_compiled_is_not_advised(status: Any, told: str) -> None:
     usual = script_runner(Scenario(**BASE, launch_ms=16.0))
 
     def run(workload: Any, asked: Plan, ablation: Any = None, **more: Any) -> Measurement:
         if ablation is not None and ablation.compiled:
-            return failed(Trial(plan=asked, variant=ablation), "nothing could be compiled")
+            found = failed(Trial(plan=asked, variant=ablation), "nothing could be compiled")
+            return dataclasses.replace(found, status=status)
         done: Measurement = usual(workload, asked, ablation, **more)
         return done
 
@@ -342,7 +346,7 @@ def test_what_could_not_be_compiled_is_not_advised() -> None:
     place = Plan(framework="simulated", device="cuda", devices=1, cores_per_device=8, steps=1)
     asked = one.run(probe_script(one, place, None, HOST, lambda _: (LAUNCHING,)))
     (first,) = build_budget("train.py", asked, one.results).significant
-    assert first.fix == "train.py:7: a larger batch_size (torch.compile failed)"
+    assert first.fix == f"train.py:7: a larger batch_size (torch.compile {told})"
 
 
 def test_no_cost_of_the_host_leaves_less_than_the_device_was_busy_with() -> None:

@@ -20,7 +20,9 @@ repair of its cause, however wide its interval."""
 INTERVAL_MARGIN = 2.5
 """An interval this many times as wide must still exclude 0: there are a dozen findings, and one in
 twenty healthy ones lies outside its own 95 % interval."""
-NOT_ENOUGH_TIME = "no time was left; next: a larger --budget"
+LARGER_BUDGET_HINT = "; next: a larger --budget"
+"""The end of every reason why something was not measured in the time budget."""
+NOT_ENOUGH_TIME = f"no time was left{LARGER_BUDGET_HINT}"
 EXCHANGE_REPAIR = "exchange_repair"  # kind of the caveat that an exchange can be repaired
 SHARED_CORES = "shared_cores"  # kind of the caveat that all ranks are bound to too few cores
 
@@ -370,7 +372,9 @@ class Budget:
     @property
     def skipped_causes(self) -> tuple[str, ...]:
         """The causes that the time was too short for."""
-        return tuple(cause for cause, reason in self.unmeasured if reason == NOT_ENOUGH_TIME)
+        return tuple(
+            cause for cause, reason in self.unmeasured if reason.endswith(LARGER_BUDGET_HINT)
+        )
 
     def is_time_missing(self, missing_ms: Interval) -> bool:
         """Return whether this time is above 0. A residual needs less certainty than a cause."""

@@ -12,8 +12,8 @@ from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
     EXCHANGE_REPAIR,
+    LARGER_BUDGET_HINT,
     MIN_STEP_FRACTION,
-    NOT_ENOUGH_TIME,
     SHARED_CORES,
     STARVED_FRACTION,
     WAITING,
@@ -494,17 +494,14 @@ def _before_edit(budget: Budget, previous: Previous | None) -> str:
 
 
 def _untested(budget: Budget) -> str:
-    groups: dict[str, list[str]] = {NOT_ENOUGH_TIME: []}
+    groups: dict[str, list[str]] = {"no time left": []}
     known = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
     for cause, reason in budget.unmeasured:
         if cause not in budget.not_applicable and cause not in known:
-            groups.setdefault(reason, []).append(CAUSE_NAMES.get(cause, cause))
-    texts = [
-        f"{join_words(causes)} "
-        f"({'no time left' if reason == NOT_ENOUGH_TIME else 'failed or impossible here'})"
-        for reason, causes in groups.items()
-        if causes
-    ]
+            late = reason.endswith(LARGER_BUDGET_HINT)
+            why = "no time left" if late else "failed or impossible here"
+            groups.setdefault(why, []).append(CAUSE_NAMES.get(cause, cause))
+    texts = [f"{join_words(causes)} ({why})" for why, causes in groups.items() if causes]
     return f"Not tested: {', '.join(texts)}." if texts else ""
 
 
