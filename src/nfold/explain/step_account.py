@@ -111,12 +111,10 @@ class StepAccountBuilder:
         rows = {row: self._row(row, parts) for row, parts in self._rows.items()}
         certain = {row for row in rows if self._is_significant(rows[row])}
         least = MIN_STEP_FRACTION * self.fit.value(self.step_ms)
-        # Without any certain cost, show those that are likely: a hint is better than none.
-        likely = {
-            row
-            for row in rows
-            if not certain and ((rows[row].ms.low or 0.0) > least or self._has_repair(rows[row]))
-        }
+        # Those that are likely are shown too: a hint is better than "not attributed".
+        likely = {row for row in rows if (rows[row].ms.low or 0.0) > least}
+        if not certain:
+            likely |= {row for row in rows if self._has_repair(rows[row])}
         shown = {
             row: _sum_of(parts) for row, parts in self._rows.items() if row in certain | likely
         }
@@ -140,7 +138,7 @@ class StepAccountBuilder:
 
         return (
             AccountRow(id="compute", ms=self.fit.interval(self._compute_ms)),
-            *sorted(rows, key=lambda row: -row.ms.value),
+            *sorted(rows, key=lambda row: (not row.significant, -row.ms.value)),
             AccountRow(id="not-attributed", ms=self.fit.interval(rest)),
         )
 

@@ -147,6 +147,17 @@ def _likely_rows(budget: Budget) -> list[str]:
     return [row.id for row in budget.account.costs if not row.significant]
 
 
+def test_a_likely_cost_is_shown_after_the_certain_ones() -> None:
+    design = dataclasses.replace(
+        experiment_design(strategy="ddp", scaling="weak"), profile=ScriptProfile(parallel="ddp")
+    )
+    view = build_view(_uncertain_budget(design, 60.0, other_cores=0.2))
+    notes = {row.label: row.note for row in view.rows}
+    assert notes["host contention"] == "probably"
+    assert notes["wrapper and synchronization"] == ""
+    assert "Probably" not in view.headline
+
+
 def test_what_the_probe_observed_is_in_the_headline_if_it_was_not_measured() -> None:
     usual = experiment_design(strategy="ddp", scaling="weak")
     for seen, part in ((GATHERS, "samples of all ranks"), (BY_HAND, "78 all_reduce calls")):
@@ -160,13 +171,15 @@ def test_what_the_probe_observed_is_in_the_headline_if_it_was_not_measured() -> 
     assert "not tested:" not in build_view(_uncertain_budget(measured, 36.0)).headline
 
 
-def _uncertain_budget(design: ExperimentDesign, local_ms: float | None) -> Budget:
-    """The budget if others use the host, from one run of each trial of the cause, or without them."""
+def _uncertain_budget(
+    design: ExperimentDesign, local_ms: float | None, *, other_cores: float = 1.0
+) -> Budget:
+    """The budget if others use cores, from one run of each trial of the cause, or without them."""
     step_ms = {design.baseline: 20.0, design.actual(): 80.0}
     if local_ms is not None:
         step_ms[replicas(design, design.cheapest_input)] = 34.0
         step_ms[no_allreduce(design, design.cheapest_input)] = local_ms
-    results, busy = TrialResults(), Caveat(kind="busy_host", text="", value=1.0)
+    results, busy = TrialResults(), Caveat(kind="busy_host", text="", value=other_cores)
     for trial, ms in step_ms.items():
         devices, samples = trial.plan.devices or 1, design.batch_per_device
         one = Window(start_s=0.0, seconds=ms / 100, steps=10, samples=10 * samples)

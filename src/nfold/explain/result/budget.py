@@ -72,7 +72,7 @@ class AccountRow:
 
 @dataclass(frozen=True, kw_only=True)
 class StepAccount:
-    """Where a step goes. The rows add up to ``step_ms``; the largest cost comes first, after
+    """Where a step goes. The rows add up to ``step_ms``; the largest certain cost comes first, after
     ``compute``, before ``not-attributed``.
 
     ``one_device`` is the same account of one device with its share of the batch.
@@ -86,7 +86,7 @@ class StepAccount:
 
     @property
     def costs(self) -> tuple[AccountRow, ...]:
-        """The rows of causes, largest first."""
+        """The rows of causes, first those that are certain, largest first."""
         return tuple(row for row in self.rows if row.causes)
 
     @property

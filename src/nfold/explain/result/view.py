@@ -89,7 +89,11 @@ class Previous:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewRow:
-    """A row of the account. ``note`` is ``next`` for the cost to look at after the first."""
+    """A row of the account.
+
+    ``note`` is ``next`` for the cost to look at after the first, and ``probably`` for one that is not
+    certain while the first is.
+    """
 
     label: str
     ms: Interval
@@ -446,6 +450,8 @@ def _rows(account: StepAccount) -> tuple[ViewRow, ...]:
         parts = row.parts if row.id == "data-loader" else ()
         split = len(parts) == 2 and any(name == WAITING for name, _ in parts)
         note = "next" if place == 1 else ""
+        if account.costs[0].significant and not row.significant:
+            note = "probably"
         for label, ms in parts if split else [(row.label, row.ms)]:
             if abs(ms.value) >= MIN_SHOWN_FRACTION * step:
                 rows.append(ViewRow(label=label, ms=ms, fraction=ms.value / step, note=note))
