@@ -385,7 +385,7 @@ class InstrumentedRun:
 
     def _destroy_process_group(self, original: Any, group: Any = None) -> None:
         if group in (None, dist.group.WORLD) and self.timed_steps >= MIN_TIMED_STEPS:
-            self._leave()
+            self._leave(left_at=self.left_at or "")
         original(group)
 
     def _enter_join(self, original: Any, join: Any) -> Any:
@@ -408,9 +408,10 @@ class InstrumentedRun:
             self._warm_up_weights = self._weight_evidence(profile)
         self._observer.wait_for_other_ranks(self.steps)
 
-    def _leave(self) -> None:
+    def _leave(self, *, left_at: str | None = None) -> None:
+        """End the process; ``left_at`` is where a script left its loop that ends by itself."""
         self.is_leaving = True
-        self._observer.exit_process(self.samples())
+        self._observer.exit_process(dataclasses.replace(self.samples(), left_at=left_at))
 
 
 # The first may announce marks; an optimizer may begin to step some marks later.
