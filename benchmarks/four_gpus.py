@@ -40,7 +40,7 @@ from asking_nfold import hidden_gpus  # noqa: E402
 from results import efficiency, rates_of, ratio, shown  # noqa: E402
 from rounds import Window  # noqa: E402
 from targets import Script  # noqa: E402
-from timed_scripts import absolute_data, cases, write_random_data  # noqa: E402
+from timed_scripts import absolute_data, cases, write_data  # noqa: E402
 
 GRACE_S = 15.0
 """Until a command that is interrupted has stored its results."""
@@ -157,7 +157,7 @@ def part_4(asked: argparse.Namespace) -> list[Run]:
     names = ("resnet",) if asked.small else TUNED
     budget = asked.budget or ("60s" if asked.small else "170s")
     for name in names:
-        write_random_data(name, known[name].script)
+        write_data(name, known[name].script)
         reason = known[name].missing(asked.devices)
         if reason:
             print(f"{name}: skipped: {reason}", flush=True)

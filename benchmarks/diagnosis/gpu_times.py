@@ -31,7 +31,7 @@ from typing import Any
 
 import records
 from asking_nfold import hidden_gpus
-from timed_scripts import Case, absolute_data, cases, dosed_case, write_random_data
+from timed_scripts import Case, absolute_data, cases, dosed_case, write_data
 
 from nfold.cli.explain_command import parse_seconds
 from nfold.core.errors import NfoldError
@@ -206,7 +206,7 @@ def run(asked: argparse.Namespace) -> int:
         case = known.get(name) or dosed_case(name, asked.devices, asked.out.with_suffix(".clock"))
         if case is None:
             raise SystemExit(f"{name}: allowed are {', '.join(known)}, ddp, ddp+CAUSE=MS, ddp#SEED")
-        write_random_data(name, case.script)
+        write_data(name, case.script)
         left_s = end - time.monotonic()
         reason = case.missing(asked.devices)
         if not reason and left_s < asked.budget_s + RESERVE_S:

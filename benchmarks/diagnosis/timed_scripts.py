@@ -100,16 +100,19 @@ def cases(public: Path) -> dict[str, Case]:
     }
 
 
-def write_random_data(name: str, script: Path) -> None:
-    """Write the files that the public script reads, if there are none.
+def write_data(name: str, script: Path) -> None:
+    """Write the files that the script reads, if there are none.
 
-    Own scripts on CIFAR-10 read decoded pictures, which their first run outside nfold keeps.
+    They are random for public scripts. Those on CIFAR-10 keep decoded pictures in their first run,
+    which a run under nfold cannot: it leaves no files.
     """
     if not script.exists():
         return
     if name in ("with_trainer", "cifar_ddp"):
         command = [sys.executable, "-c", "import pictures; pictures.cifar10()"]
-        subprocess.run(command, cwd=script.parent, check=False)  # missing() says why it fails
+        subprocess.run(
+            command, cwd=script.parent, check=False
+        )  # without the data, Case.missing tells
         return
     if name == "nanogpt":
         folder, shapes = script.parent / "data/random", {"train.bin": 1 << 24, "val.bin": 1 << 20}

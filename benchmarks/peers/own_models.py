@@ -21,9 +21,7 @@ from fleet import Arm, Kind, Spec, Work, stop_all
 from own_model_zoo import MODELS
 from peers import Record, counts
 from results import table
-from rounds import Pace, Window, measure, started
-
-from nfold.telemetry.machine_inspection import inspect_machine
+from rounds import Pace, measure, started
 
 fleet.KINDS["own_model"] = Kind("own_model_arm.py", "one each")
 fleet.KINDS["jax_gpt2"] = Kind("own_model_jax.py", "one device")
@@ -47,8 +45,7 @@ CHOOSING = [tuple(ARMS[name].items()) for name in ("run", "run @step", "replicas
 def main() -> None:
     asked = parsed()
     asked.logs.mkdir(parents=True, exist_ok=True)
-    said = {key: str(value) for key, value in vars(asked).items() if key not in ("out", "logs")}
-    record = Record(asked.out, said, inspect_machine())
+    record = Record.of(asked)
     try:
         for devices in asked.devices:
             for group in asked.models:
@@ -89,13 +86,7 @@ def measure_models(
         started([arm for arm in left if arm not in choosing], pace, one_by_one=asked.one_by_one)
         started(choosing, pace, one_by_one=True)
         for name, group in arms.items():
-            windows: list[Window] = []
-            record.runs.append((group[0].work, group, windows))
-
-            def keep(window: Window, windows: list[Window] = windows) -> None:
-                windows.append(window)
-                record.save()
-
+            windows, keep = record.add_run(group[0].work, group)
             measure(group, pace, keep)
             stop_all(group)
             left = [arm for arm in left if arm not in group]

@@ -17,6 +17,7 @@ import datetime
 import json
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -57,6 +58,23 @@ class Record:
     machine: Any
     runs: list[tuple[Work, list[Arm], list[Window]]] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, asked: argparse.Namespace) -> Record:
+        """An empty record of a command line on this machine."""
+        said = {key: str(value) for key, value in vars(asked).items() if key not in PLACES}
+        return cls(asked.out, said, inspect_machine())
+
+    def add_run(self, work: Work, arms: list[Arm]) -> tuple[list[Window], Callable[[Window], None]]:
+        """Add a run; return its windows, and what adds one to them and writes the file."""
+        windows: list[Window] = []
+        self.runs.append((work, arms, windows))
+
+        def keep(window: Window) -> None:
+            windows.append(window)
+            self.save()
+
+        return windows, keep
+
     def save(self) -> None:
         """Write the file anew."""
         written = {
@@ -74,8 +92,7 @@ def main(arguments: list[str]) -> None:
     asked = parsed(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     prepare_data(Workload.parse(asked.workload), Plan(), None)
-    said = {key: str(value) for key, value in vars(asked).items() if key not in PLACES}
-    record = Record(asked.out, said, inspect_machine())
+    record = Record.of(asked)
     try:
         for devices in asked.devices:
             one_run(asked, devices, record)
@@ -105,13 +122,7 @@ def one_run(asked: argparse.Namespace, devices: int, record: Record) -> None:
     )
     asked.logs.mkdir(parents=True, exist_ok=True)
     arms = [Arm(spec, work, asked.logs) for spec in asked.arm]
-    windows: list[Window] = []
-    record.runs.append((work, arms, windows))
-
-    def keep(window: Window) -> None:
-        windows.append(window)
-        record.save()
-
+    windows, keep = record.add_run(work, arms)
     try:
         started(arms, pace, one_by_one=asked.one_by_one)
         measure(arms, pace, keep)

@@ -5,7 +5,7 @@
         --field input=resident --field precision=bf16 --out two_versions.json
 
 cuDNN searches its algorithms anew in every process. So the ratio of two single processes contains
-that luck, and the spread between processes of one version is printed beside the ratio.
+that luck, and the rates of all processes are printed above the ratio.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from peers import Record
 from results import rates_of, ratio, shown, table
 from rounds import Pace, Window, measure, started
 
-from nfold.telemetry.machine_inspection import inspect_machine
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourcePlace(Place):
@@ -38,8 +36,7 @@ class SourcePlace(Place):
 def main() -> None:
     asked = parsed()
     asked.logs.mkdir(parents=True, exist_ok=True)
-    said = {key: str(value) for key, value in vars(asked).items() if key not in ("out", "logs")}
-    record = Record(asked.out, said, inspect_machine())
+    record = Record.of(asked)
     work = Work(
         workload=asked.workload, batch=asked.batch, device=asked.device, devices=asked.devices
     )
@@ -55,13 +52,7 @@ def main() -> None:
         for number in range(1, asked.processes + 1)
         for name, source in (("old", asked.old), ("new", asked.new))
     ]
-    windows: list[Window] = []
-    record.runs.append((work, arms, windows))
-
-    def keep(window: Window) -> None:
-        windows.append(window)
-        record.save()
-
+    windows, keep = record.add_run(work, arms)
     try:
         # One by one: no process's search for algorithms is disturbed by another's.
         pace = Pace(rounds=asked.rounds)
@@ -74,7 +65,7 @@ def main() -> None:
 
 
 def comparison(windows: list[Window]) -> str:
-    """Mean rate of the new version over that of the old, round by round, and of each process."""
+    """Mean rate of the processes of the new version over that of the old, round by round."""
     names = sorted({window.arm for window in windows})
     rates = {name: rates_of(windows, name) for name in names}
     means = {
@@ -85,8 +76,7 @@ def comparison(windows: list[Window]) -> str:
         }
         for version in ("old", "new")
     }
-    levels = ", ".join(f"{n}: {statistics.median(r.values()):,.0f}" for n, r in rates.items() if r)
-    return f"new / old: {shown(ratio(means['new'], means['old']), '.4f')} ({levels})"
+    return f"new / old: {shown(ratio(means['new'], means['old']), '.4f')}"
 
 
 def parsed() -> argparse.Namespace:

@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "diagnosis"))
 import records
 from asking_nfold import hidden_gpus
 from experts import Subject, subjects
-from timed_scripts import absolute_data, write_random_data
+from timed_scripts import absolute_data, write_data
 
 RESERVE_S = 60.0
 """For the report and the runs of the expert's script, beside the budget."""
@@ -318,7 +318,7 @@ def main() -> None:
     for name in chosen:
         if name not in known:
             raise SystemExit(f"{name}: allowed are {', '.join(known)}")
-        write_random_data(name, known[name].script)
+        write_data(name, known[name].script)
         reason = missing(known[name], asked.devices)
         if not reason and end - time.monotonic() < parse_seconds(asked.budget) + 2 * RESERVE_S:
             reason = "no time is left; next: the same command again"

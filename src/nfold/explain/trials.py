@@ -44,7 +44,7 @@ from nfold.explain.periodic import (
     periodic_metrics,
     without_affected_steps,
 )
-from nfold.explain.result.budget import LARGER_BUDGET_HINT, NOT_ENOUGH_TIME
+from nfold.explain.result.budget import LARGER_BUDGET_HINT, NOT_ENOUGH_TIME, lacked_time
 from nfold.launch.launch_spec import RunOptions
 from nfold.launch.script_run import PLAN_VARIABLE
 from nfold.launch.verdict import HANG_TIMEOUT_HINT
@@ -184,7 +184,7 @@ class TrialResults:
             failed_trials=[
                 trial
                 for trial, reason in self.reasons.items()
-                if trial not in self.runs and not reason.endswith(LARGER_BUDGET_HINT)
+                if trial not in self.runs and not lacked_time(reason)
             ],
         )
 

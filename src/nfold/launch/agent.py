@@ -45,7 +45,7 @@ def _wait_for_folder() -> HandoffFolder:
     os.environ.setdefault(warm_process.NVML_CHECK, "1")
     importlib.import_module(TORCH_LAUNCHER)
     warm_process.import_libraries(wanted.modules)
-    expected = warm_process.import_libraries_of(wanted.script) if wanted.script else ()
+    early = warm_process.import_libraries_of(wanted.script) if wanted.script else ()
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
@@ -57,7 +57,7 @@ def _wait_for_folder() -> HandoffFolder:
     die_with_parent()
     folder = HandoffFolder(Path(request.folder))
     redirect_output(folder.agent_log)
-    if reason := warm_process.reason_against_fork(started, imported, request, expected):
+    if reason := warm_process.reason_against_fork(started, imported, request, early):
         sys.stderr.write(f"nfold: ranks start as new programs, not as forks: {reason}\n")
     else:
         os.environ.update(request.libraries.variables)

@@ -144,7 +144,11 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmImports:
-    """What a waiting agent imports: modules, or the libraries of a script whose modules are not known."""
+    """What an agent imports while it waits.
+
+    ``modules`` are those of the probe run. Before its end only the ``script`` is known: the agent
+    imports what its code imports from packages.
+    """
 
     modules: tuple[str, ...] = ()
     script: str = ""

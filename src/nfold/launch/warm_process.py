@@ -36,7 +36,7 @@ NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 THREADS_THAT_FORK = ("jemalloc_bg_thd",)
 """Names of threads whose library prepares itself for forks: jemalloc, which pyarrow has."""
 LOADED_BY_OPTIMIZERS = "torch._dynamo"
-"""What the first optimizer of PyTorch imports."""
+"""A module that PyTorch imports when a process constructs its first optimizer."""
 RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WAIT_POLL_S = 0.05
 
@@ -79,14 +79,14 @@ def reason_against_fork(
     started: Mapping[str, str],
     imported: Mapping[str, str],
     request: WarmRequest,
-    expected: Collection[str] = (),
+    imported_early: Collection[str] = (),
 ) -> str:
     """Return why a fork of this process cannot be a rank; empty if it can.
 
-    ``started`` and ``imported`` are its environments before and after the imports, ``expected`` the
-    modules that it has imported before the probe run was over.
+    ``started`` and ``imported`` are its environments before and after the imports.
+    ``imported_early`` are modules that it imported before those of the probe run were known.
     """
-    if other := sorted({*expected} - {*request.libraries.modules}):
+    if other := sorted({*imported_early} - {*request.libraries.modules}):
         return f"the script has not imported {', '.join(other[:3])}"
     environment = request.environment
     if changed := different_library_variables(started, environment, is_same_process=False):

@@ -264,6 +264,11 @@ def exceeds_noise(loss: Interval, step_ms: float) -> bool:
     return abs(loss.value) > max(INTERVAL_MARGIN * side, MIN_STEP_FRACTION * step_ms)
 
 
+def lacked_time(reason: str) -> bool:
+    """Return whether something was not measured because the time budget was too small."""
+    return reason.endswith(LARGER_BUDGET_HINT)
+
+
 MIN_REPAIR_FACTOR = 1.2
 """A repair of the largest cost that gains less does not change that devices cannot help."""
 REMOVABLE_CAUSES = ("imbalance", "input", "single-process", "storage", "undivided-work")
@@ -372,9 +377,7 @@ class Budget:
     @property
     def skipped_causes(self) -> tuple[str, ...]:
         """The causes that the time was too short for."""
-        return tuple(
-            cause for cause, reason in self.unmeasured if reason.endswith(LARGER_BUDGET_HINT)
-        )
+        return tuple(cause for cause, reason in self.unmeasured if lacked_time(reason))
 
     def is_time_missing(self, missing_ms: Interval) -> bool:
         """Return whether this time is above 0. A residual needs less certainty than a cause."""

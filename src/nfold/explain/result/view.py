@@ -12,7 +12,6 @@ from nfold.core.format import join_words, pluralize
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import (
     EXCHANGE_REPAIR,
-    LARGER_BUDGET_HINT,
     MIN_STEP_FRACTION,
     SHARED_CORES,
     STARVED_FRACTION,
@@ -21,6 +20,7 @@ from nfold.explain.result.budget import (
     Budget,
     Change,
     StepAccount,
+    lacked_time,
 )
 
 Tone = Literal["costly", "healthy", "unknown", "wrong"]
@@ -504,8 +504,7 @@ def _untested(budget: Budget) -> str:
     known = {row.cause for row in (*budget.rows, *budget.one_device_rows)}
     for cause, reason in budget.unmeasured:
         if cause not in budget.not_applicable and cause not in known:
-            late = reason.endswith(LARGER_BUDGET_HINT)
-            why = "no time left" if late else "failed or impossible here"
+            why = "no time left" if lacked_time(reason) else "failed or impossible here"
             groups.setdefault(why, []).append(CAUSE_NAMES.get(cause, cause))
     texts = [f"{join_words(causes)} ({why})" for why, causes in groups.items() if causes]
     return f"Not tested: {', '.join(texts)}." if texts else ""
