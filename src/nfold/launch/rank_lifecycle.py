@@ -118,8 +118,9 @@ def build_failure(
 
 
 def _describe_crash(error: BaseException) -> str:
-    if str(error).endswith(WORKER_DIED) and error.__cause__ is not None:
-        error = error.__cause__  # names the signal or the exit code
+    cause = error.__cause__
+    if str(error).endswith(WORKER_DIED) and cause is not None and str(cause):
+        error = cause  # names the signal or the exit code; without text it is a queue's time limit
     text = str(error).strip()
     if in_worker := WORKER_RAISED.match(text):
         found = f"{text.splitlines()[-1]} (in {in_worker[1]})"

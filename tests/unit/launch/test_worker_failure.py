@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -42,6 +44,7 @@ def _exit_with_message() -> None:
 
 
 def _worker_failure(failure: Callable[[], object]) -> str:
+    gc.collect()  # an earlier loader's __del__ would swallow what PyTorch's SIGCHLD handler raises
     with pytest.raises((RuntimeError, ValueError)) as raised:
         next(iter(DataLoader(FailingDataset(failure), num_workers=1)))
     return build_failure(raised.value, 0, None).text
@@ -60,6 +63,12 @@ def test_the_failure_of_a_loader_worker_names_its_cause(
     failure: Callable[[], object], expected: str
 ) -> None:
     assert re.search(expected, _worker_failure(failure))
+
+
+def test_a_worker_whose_signal_was_missed_is_still_named() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    error.__cause__ = queue.Empty()
+    assert "DataLoader worker (pid(s) 7) exited unexpectedly" in build_failure(error, 0, None).text
 
 
 def test_a_full_shared_memory_is_named() -> None:
