@@ -13,17 +13,19 @@ from nfold.instrument.input.repeated_access import repeated_access_saving
 
 
 class Computing:
-    """100 samples of 10 ms each; ``now`` is the CPU time."""
+    """100 samples of 10 ms each; ``now`` is the CPU time. Ten times faster from an access on."""
 
-    def __init__(self, kept: int) -> None:
+    def __init__(self, kept: int, faster_from: int = 1000) -> None:
         self.now, self.kept, self.last = 0.0, kept, list[int]()
+        self._accesses, self._faster_from = 0, faster_from
 
     def __len__(self) -> int:
         return 100
 
     def __getitem__(self, index: int) -> int:
+        self._accesses += 1
         if index not in self.last:
-            self.now += 0.01
+            self.now += 0.01 if self._accesses < self._faster_from else 0.001
         self.last = [*self.last, index][-self.kept :] if self.kept else []
         return index
 
@@ -32,6 +34,12 @@ class Computing:
 def test_a_cache_of_all_samples_saves_their_time(kept: int, saved: float) -> None:
     dataset = Computing(kept)
     assert repeated_access_saving(dataset, lambda: dataset.now) == saved
+
+
+@pytest.mark.parametrize("faster_from", range(1, 40))
+def test_a_processor_that_becomes_faster_is_no_cache(faster_from: int) -> None:
+    dataset = Computing(0, faster_from)
+    assert repeated_access_saving(dataset, lambda: dataset.now) == 0.0
 
 
 def test_fast_samples_and_those_that_fail_need_no_cache() -> None:
