@@ -191,10 +191,12 @@ class RankSamples:
         parameter_checksum: equal on all ranks after a correct data-parallel run.
         parameter_sample: some parameters, if gradients are known to be exchanged.
         parameter_states: before the first step and at the end, by parts of the model.
-        batch_hashes: of the contents of the first batches of the first epoch, in order.
+        batch_hashes: of the contents of the first batches of the first epoch, in order: two, or in
+            a probe run all of the warm-up.
         indexed_samples: (index in the data set, hash of its labels) of the first samples.
         sampler_epochs: the epoch of a shuffling DistributedSampler at the start of every epoch.
         batches_per_epoch: length of the DataLoader that feeds the training, None if unknown.
+        skipped_batches: taken from that DataLoader without a step, None if unknown.
         left_at: where a script that ended by itself left its training loop, empty if unknown; None
             if nfold ended it.
         caveats: (kind, text) that the rank itself noticed.
@@ -225,6 +227,7 @@ class RankSamples:
     indexed_samples: tuple[tuple[int, int], ...] = ()
     sampler_epochs: tuple[int, ...] = ()
     batches_per_epoch: int | None = None
+    skipped_batches: int | None = None
     left_at: str | None = None
     parameter_count: int | None = None
     caveats: tuple[tuple[str, str], ...] = ()

@@ -17,7 +17,7 @@ from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import Speed
 from nfold.explain.trials import TrialResults
-from nfold.launch.training_checks import AUGMENTED_COPIES, OUT_OF_STEP, SAME_SAMPLES
+from nfold.launch.training_checks import OUT_OF_STEP, SAME_SAMPLES
 
 MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
 
@@ -50,9 +50,6 @@ class Attribution:
         # The probe run knows more about errors of the training.
         every = [*(one for m in actual for one in m.warnings), *design.probe_caveats]
         self.caveat_texts = {one.kind: one.text for one in every}
-        if AUGMENTED_COPIES in self.caveat_texts:
-            # Only the probe run compares contents; to other runs the same samples look like copies.
-            self.caveat_texts.pop(SAME_SAMPLES, None)
         if results.out_of_step:
             self.caveat_texts[OUT_OF_STEP] = results.out_of_step
         # Whether every rank processed the same samples: in the same order, or each in its own.

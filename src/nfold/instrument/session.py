@@ -357,10 +357,10 @@ class InstrumentedRun:
                 if self._profiler.uses_join
                 else length_or_none(self._dataloaders.training.loader)
             ),
+            "skipped_batches": self._dataloaders.batches_of_steps.skipped(),
+            "batch_hashes": tuple(log.batch_hashes or self._profiler.model_input_hashes),
         }
         if self._task.variant.profiler_steps:
-            hashes = log.batch_hashes or self._profiler.model_input_hashes
-            found["batch_hashes"] = tuple(hashes)
             found["indexed_samples"] = tuple(log.indexed_samples.items())
         return found
 

@@ -74,7 +74,21 @@ def check_epoch_lengths(ranks: Sequence[RankSamples]) -> Caveat | None:
                 "step or makes one more; the others wait for it for ever when it has ended"
             )
             return Caveat(kind=OUT_OF_STEP, text=text)
-    return None
+    return _check_skipped_batches(ranks)
+
+
+def _check_skipped_batches(ranks: Sequence[RankSamples]) -> Caveat | None:
+    skipped = {rank.rank: rank.skipped_batches for rank in ranks}
+    least, *others = sorted({number or 0 for number in skipped.values()})
+    if None in skipped.values() or not others:
+        return None
+    named = join_words([f"{number} on rank {rank}" for rank, number in skipped.items()])
+    text = (
+        f"ranks are out of step: batches were taken without a step, {named}; a rank that skips more "
+        f"ends its epoch {others[-1] - least} steps early, and the others wait for it for ever; next: "
+        "let all ranks skip together (all_reduce what they decide by)"
+    )
+    return Caveat(kind=OUT_OF_STEP, text=text)
 
 
 def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:

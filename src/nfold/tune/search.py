@@ -117,6 +117,7 @@ class Search:
     _converted: ConvertedScript | None = None
     _converted_runner: WorkloadRunner | None = None
     _conversion_losses: str = ""
+    _author_caveats: frozenset[str] = frozenset()
     _runs: int = 0
     _run_seconds: list[float] = field(default_factory=list)
 
@@ -131,6 +132,7 @@ class Search:
             error = budget.training_errors[0]
             hint = "" if "next: " in error else "; next: correct it, then nfold tune again"
             raise RunFailure(f"wrong training: {error}{hint}")
+        self._author_caveats = frozenset(caveat.kind for caveat in design.probe_caveats)
         for _ in range(2):
             self._measure(original)
         if self._series.count(original) == 0:
@@ -523,7 +525,7 @@ class Search:
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
         measurement = runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
-        return _failure(trial, measurement) or measurement
+        return _failure(trial, measurement, self._author_caveats) or measurement
 
     def _gain(self, old: Trial, new: Trial) -> Interval | None:
         return self._series.gain(old, new, self._series.noise())
@@ -582,11 +584,12 @@ class Search:
         self.events.decided(tried)
 
 
-def _failure(trial: Trial, measurement: Measurement) -> str | None:
-    """Return why a run does not count, or None."""
+def _failure(trial: Trial, measurement: Measurement, known: Collection[str]) -> str | None:
+    """Return why a run does not count, or None. The original has the caveats ``known``."""
     if measurement.status != "ok":
         return failure_reason(measurement)
-    wrong = next((one.text for one in measurement.warnings if one.kind in TRAINING_KINDS), None)
+    kinds = set(TRAINING_KINDS).difference(known)
+    wrong = next((one.text for one in measurement.warnings if one.kind in kinds), None)
     if wrong is not None:
         return f"wrong training: {wrong}"
     return None if "step" in trial.metrics(measurement) else "it ended before its timed steps"

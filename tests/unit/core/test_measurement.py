@@ -100,6 +100,7 @@ RANK = RankSamples(
     indexed_samples=((3, 77),),
     sampler_epochs=(0, 1),
     batches_per_epoch=28,
+    skipped_batches=2,
     left_at="train.py:9",
     parameter_count=8490,
     caveats=(("few_windows", "only one"),),

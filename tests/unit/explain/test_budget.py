@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import product
 from typing import Any
 
 import pytest
 
 from explaining import SECONDS, experiment_design, explained, target
-from nfold.core.measurement import NO_GRADIENT_EXCHANGE, Caveat
+from nfold.core.measurement import NO_GRADIENT_EXCHANGE
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
@@ -18,7 +17,6 @@ from nfold.explain.design import Scaling, replicas
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, Budget, Finding
 from nfold.explain.result.view import build_view
-from nfold.launch.training_checks import AUGMENTED_COPIES
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 
@@ -296,18 +294,6 @@ def test_wrong_training_stands_above_everything() -> None:
     assert NO_GRADIENT_EXCHANGE in view.headline
     assert "wrap the model in DistributedDataParallel" in view.headline
     assert view.change is None
-
-
-def test_augmented_copies_of_the_probe_run_are_not_the_same_samples() -> None:
-    script = target(Scenario(**BASE, same_samples=True))
-    experiment = Experiment(script, TimeBudget(SECONDS), ExperimentEvents())
-    measured = experiment.run(experiment_design("strong"))
-    seen = (Caveat(kind=AUGMENTED_COPIES, text="each with its own augmentation"),)
-    found = build_budget(
-        "digits", dataclasses.replace(measured, probe_caveats=seen), experiment.results
-    )
-    assert not found.training_errors
-    assert "undivided-work" not in named(found)
 
 
 def test_undivided_work_is_named_however_much_times_scatter() -> None:

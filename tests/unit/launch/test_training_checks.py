@@ -10,6 +10,7 @@ import pytest
 from nfold.core.measurement import ParameterPart, ParameterState, RankSamples
 from nfold.launch.training_checks import (
     AUGMENTED_COPIES,
+    OUT_OF_STEP,
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
@@ -104,6 +105,19 @@ def test_parameters_that_a_first_step_perturbs_differ_by_rounding() -> None:
     end = {"backbone.0": 1.5, "backbone.1": 2.5, "head.0": 3.5 + 1e-7}
     other = trained(moved, end, exchanged=True)
     assert kinds(rank(0, **one), rank(1, **other)) == {"rounded_apart"}
+
+
+def test_a_rank_that_skips_batches_is_out_of_step() -> None:
+    def skipped(number: int, batches: int | None, epoch: int | None = 250) -> RankSamples:
+        return rank(number, batches_per_epoch=epoch, skipped_batches=batches)
+
+    (caveat,) = training_caveats([skipped(0, 0), skipped(1, 2)])
+    assert caveat.kind == OUT_OF_STEP
+    assert "0 on rank 0 and 2 on rank 1" in caveat.text
+    assert "ends its epoch 2 steps early" in caveat.text
+    assert not kinds(skipped(0, 1), skipped(1, 1))
+    assert not kinds(skipped(0, 0), skipped(1, None))
+    assert not kinds(skipped(0, 0, None), skipped(1, 1, None))
 
 
 def test_same_samples_with_the_same_contents_are_an_error() -> None:

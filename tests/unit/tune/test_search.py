@@ -14,7 +14,7 @@ from explaining import HOST, Memory, failed, script_runner, target
 from nfold.cli.tune_command import keep_result
 from nfold.cli.tune_screen import result_lines
 from nfold.core.errors import RunFailure
-from nfold.core.measurement import Measurement
+from nfold.core.measurement import Caveat, Measurement
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile
 from nfold.core.source_edit import AddStatement
@@ -25,6 +25,7 @@ from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
+from nfold.launch.training_checks import AUGMENTED_COPIES
 from nfold.tune.conversion.conversion_check import COMPARED_STEPS
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import CHOSEN_BY_RUN, Search, TuneEvents
@@ -173,6 +174,20 @@ def test_a_remedy_that_crashes_on_one_rank_is_not_kept() -> None:
     (tried,) = [one for one in result.tried if one.remedy.name == "find_unused_parameters"]
     assert tried.outcome == "failed"
     assert "rank 1: RuntimeError: unused" in tried.reason
+    assert result.is_verified
+
+
+@pytest.mark.parametrize("intended", [True, False])
+def test_a_caveat_of_the_original_is_no_failure_of_a_remedy(*, intended: bool) -> None:
+    copies = Caveat(kind=AUGMENTED_COPIES, text="each with its own augmentation")
+
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        has_copies = intended or variant.find_unused_parameters is False
+        return dataclasses.replace(found, warnings=(copies,)) if has_copies else found
+
+    result = Simulation(scenario(anomaly_ms=5.0, unused_ms=2.0), sabotage).tune()
+    found = outcomes(result)["find_unused_parameters"]
+    assert found == ("kept" if intended else "failed")
     assert result.is_verified
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import chain
+from statistics import mode
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -88,6 +90,7 @@ class DataLoaderHook:
         self.first_waits_s: list[float] = []
         self.left_at: str | None = None
         self._passes_of_one_step = 0
+        self.batches_of_steps = BatchesOfSteps()
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         def wrap_iter(original: Any) -> Any:
@@ -114,7 +117,8 @@ class DataLoaderHook:
     def _sample_log(self, dataset: Any) -> SampleLog:
         log = self._sample_logs.get(dataset)
         if log is None:
-            log = SampleLog(keeps_contents=self.variant.current.profiler_steps)
+            probes = self.variant.current.profiler_steps
+            log = SampleLog(kept_batches=None if probes else COMPARED_BATCHES)
             self._sample_logs.put(dataset, log)
         return log
 
@@ -257,6 +261,8 @@ class DataLoaderHook:
         step_input = self._pending.setdefault(id(iterator.loader), StepInput())
         step_input.samples += sample_count(batch) or batch_size_of(iterator.loader) or 0
         step_input.batches += 1
+        # An evaluation may read the same loader, and on one rank only.
+        step_input.training_batches += torch.is_grad_enabled()
         step_input.wait_s += wait_s
         if self.in_warm_up:
             log = self._sample_log(iterator.loader.dataset)
@@ -305,7 +311,10 @@ class DataLoaderHook:
                 total.samples += step_input.samples
                 total.sample_hash += step_input.sample_hash
                 total.batches += step_input.batches
+                total.training_batches += step_input.training_batches
                 total.wait_s += step_input.wait_s
+        if self.variant.current.input == "real":
+            self.batches_of_steps.add(total.training_batches)
         companions = (pending.get(id(companion)) for companion in self.training.companions.all)
         total.wait_s += sum(companion.wait_s for companion in companions if companion)
         return total
@@ -318,13 +327,40 @@ class DataLoaderHook:
             self.training.record_creation(loader, line)
 
 
+class BatchesOfSteps:
+    """How many batches each step took from the loader."""
+
+    def __init__(self) -> None:
+        self._steps: Counter[int] = Counter()
+
+    def add(self, batches: int) -> None:
+        self._steps[batches] += 1
+
+    def skipped(self) -> int | None:
+        """Return how many batches no step was made with; None if steps take them irregularly.
+
+        A step takes as many as most steps do. One with fewer is fed by a thread that reads ahead, or
+        ends an accumulation early.
+        """
+        if not self._steps:
+            return None
+        usual = mode(self._steps.elements())
+        if min(self._steps) < usual:
+            return None
+        return sum(steps * (batches - usual) for batches, steps in self._steps.items())
+
+
 @dataclass
 class StepInput:
-    """Input of a step: samples of this rank, their hash, batches, and seconds of waiting."""
+    """Input of a step: samples of this rank, their hash, batches, and seconds of waiting.
+
+    ``training_batches`` were taken with gradients enabled.
+    """
 
     samples: int = 0
     sample_hash: int = 0
     batches: int = 0
+    training_batches: int = 0
     wait_s: float = 0.0
 
 
@@ -343,6 +379,7 @@ class EpochListener(Protocol):
 
 
 MIN_PASSES_OF_ONE_STEP = 2
+COMPARED_BATCHES = 2  # contents; enough to tell augmented copies, too few to tell repetition
 DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 WORKER_ARGUMENTS = ("persistent_workers", "prefetch_factor", "in_order")  # need workers
 
