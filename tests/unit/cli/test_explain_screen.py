@@ -145,7 +145,9 @@ def test_the_markdown() -> None:
 def test_the_json_has_the_account_and_the_changes() -> None:
     values = _budget("loader").to_json()
     kept = {name: values[name] for name in ("account", "changes", "named")}
-    assert _matches("explain-loader.json", json.dumps(kept, indent=1) + "\n")
+    # The last digits depend on the instructions of the processor.
+    rounded = json.loads(json.dumps(kept), parse_float=lambda text: round(float(text), 6))
+    assert _matches("explain-loader.json", json.dumps(rounded, indent=1) + "\n")
 
 
 @pytest.mark.parametrize("name", SCREENS)

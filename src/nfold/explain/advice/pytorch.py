@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nfold.core.format import pluralize
 from nfold.core.measurement import STARTS_WORKERS, Caveat, HostGapKind, HostGapLocation, Measurement
 from nfold.core.script_profile import ScriptProfile, SourceLocation
 from nfold.explain.advice.trainers import divide_work, manual_all_reduce, trainer_advice
@@ -75,9 +76,8 @@ def speed_up_input(
     """
     loader, function = profile.training_loader, profile.batch_function
     if loader.renewed_at is not None:
-        costs = (
-            f"starts {loader.num_workers} workers" if loader.num_workers else "draws a new order"
-        )
+        workers = pluralize(loader.num_workers, "worker")
+        costs = f"starts {workers}" if loader.num_workers else "draws a new order"
         return at_location(
             loader.renewed_at,
             "one iterator for all steps of an epoch (for batch in loader): a new one in every step "
