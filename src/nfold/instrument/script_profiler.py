@@ -84,6 +84,7 @@ from nfold.instrument.rank_environment import AffinityHook, computes_slice
 from nfold.instrument.trained_model import TrainedModel
 
 RUN_MODULE = "nfold.engines.torch.run.user_run"
+COMPARED_INPUTS = 4  # hashed; enough to tell augmented copies, too few to tell repetition
 
 
 class ScriptProfiler:
@@ -132,7 +133,7 @@ class ScriptProfiler:
         self.fetch_timer = FetchTimer(sample_lines=task.variant.profiler_steps)
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
-        self.model_input_hashes: list[str] = []
+        self.input_hashes: list[str] = []
         self.recompilation = RecompilationCheck()
         self._batches: list[int] = []
         self._counts: list[int] = []
@@ -182,8 +183,8 @@ class ScriptProfiler:
 
     def _on_model_input(self, inputs: Any) -> None:
         self.batch_functions.on_model_input(inputs)
-        if self._task.variant.profiler_steps:
-            self.model_input_hashes.append(content_hash(inputs))
+        if self._task.variant.profiler_steps or len(self.input_hashes) < COMPARED_INPUTS:
+            self.input_hashes.append(content_hash(inputs))
 
     def _on_outermost_call(self, module: nn.Module) -> None:
         model = self._wrappers.wrapped_model(module)

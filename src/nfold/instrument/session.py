@@ -358,9 +358,10 @@ class InstrumentedRun:
                 else length_or_none(self._dataloaders.training.loader)
             ),
             "skipped_batches": self._dataloaders.batches_of_steps.skipped(),
-            "batch_hashes": tuple(log.batch_hashes or self._profiler.model_input_hashes),
+            "input_hashes": tuple(self._profiler.input_hashes),
         }
         if self._task.variant.profiler_steps:
+            found["batch_hashes"] = tuple(log.batch_hashes)
             found["indexed_samples"] = tuple(log.indexed_samples.items())
         return found
 

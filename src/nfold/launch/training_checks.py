@@ -126,13 +126,17 @@ def _make_equal_batches(ranks: Sequence[RankSamples]) -> bool:
 
     A single batch that is used in every step is synthetic data.
     """
-    batches = {rank.batch_hashes for rank in ranks}
+    batches = {rank.input_hashes for rank in ranks}
     several = len(ranks) > 1 and all(len(set(own)) >= MIN_BATCHES for own in batches)
     return several and len(batches) == 1 and not any(rank.sample_hashes for rank in ranks)
 
 
 def _contents_differ(ranks: Sequence[RankSamples]) -> bool:
-    contents = [set(rank.batch_hashes) for rank in ranks]
+    """Return whether the model never got the same on two ranks: samples were augmented.
+
+    The loop may augment what the DataLoader returns.
+    """
+    contents = [set(rank.input_hashes or rank.batch_hashes) for rank in ranks]
     return all(contents) and not set.intersection(*contents)
 
 
@@ -151,7 +155,7 @@ def data_sets_differ(ranks: Sequence[RankSamples]) -> bool | None:
 def check_repeated_batches(ranks: Sequence[RankSamples]) -> Caveat | None:
     """Return a caveat if a rank got most of its batches several times within an epoch."""
     for rank in ranks:
-        counts = Counter(rank.batch_hashes)
+        counts = Counter(rank.batch_hashes or rank.input_hashes)
         total = counts.total()
         again = [times for times in counts.values() if times > 1]
         # A single batch that is used in every step is synthetic data.

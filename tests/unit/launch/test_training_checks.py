@@ -127,15 +127,19 @@ def test_same_samples_with_the_same_contents_are_an_error() -> None:
 
 def test_batches_that_all_ranks_make_alike() -> None:
     batches = tuple("abcdefgh")
-    assert kinds(rank(0, batch_hashes=batches), rank(1, batch_hashes=batches)) == {SAME_SAMPLES}
+    assert kinds(rank(0, input_hashes=batches), rank(1, input_hashes=batches)) == {SAME_SAMPLES}
     synthetic = ("a",) * 8
-    assert not kinds(rank(0, batch_hashes=synthetic), rank(1, batch_hashes=synthetic))
+    assert not kinds(rank(0, input_hashes=synthetic), rank(1, input_hashes=synthetic))
 
 
 def test_same_samples_with_other_augmentation_may_be_intended() -> None:
     one = {"sample_hashes": SAMPLES, "batch_hashes": ("a", "b")}
     other = {"sample_hashes": SAMPLES, "batch_hashes": ("c", "d")}
     assert kinds(rank(0, **one), rank(1, **other)) == {AUGMENTED_COPIES}
+    by_the_loop = {**one, "input_hashes": ("e", "f")}
+    assert kinds(rank(0, **one, input_hashes=("g", "h")), rank(1, **by_the_loop)) == {
+        AUGMENTED_COPIES
+    }
 
 
 @pytest.mark.parametrize(

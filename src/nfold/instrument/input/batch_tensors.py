@@ -86,12 +86,11 @@ def _map_nested(batch: Any, change: TensorFunction) -> Any:
 class SampleLog:
     """Hashes of the samples of a data set, and the epochs of its sampler, within the warm-up.
 
-    ``kept_batches``: of how many batches of the first epoch it keeps the contents; None: of all, and
-    the labels of their samples.
+    With ``keeps_contents`` it keeps those of every batch and sample of the first epoch.
     """
 
-    def __init__(self, *, kept_batches: int | None = None) -> None:
-        self._kept_batches = kept_batches
+    def __init__(self, *, keeps_contents: bool = False) -> None:
+        self._keeps_contents = keeps_contents
         self.batch_hashes: list[str] = []
         self.indexed_samples: dict[int, int] = {}
         self._epochs: list[tuple[int, int | None]] = []  # steps before, epoch of the sampler
@@ -113,11 +112,8 @@ class SampleLog:
         digests, index_list = _sample_digests(batch), list[object]()
         with suppress(TypeError):
             index_list = [] if isinstance(indices, str) else list(indices)
-        kept = self._kept_batches
-        is_kept = kept is None or len(self.batch_hashes) < kept
-        if is_kept and digests and len(self._epochs) <= 1:
+        if self._keeps_contents and digests and len(self._epochs) <= 1:
             self.batch_hashes.append(content_hash(batch))
-        if kept is None and len(self._epochs) <= 1:
             for index, digest in zip(index_list, digests, strict=False):
                 if isinstance(index, int) and len(self.indexed_samples) < MAX_INDEXED_SAMPLES:
                     self.indexed_samples[index] = int.from_bytes(digest[:LABEL_BYTES], "big")

@@ -117,8 +117,7 @@ class DataLoaderHook:
     def _sample_log(self, dataset: Any) -> SampleLog:
         log = self._sample_logs.get(dataset)
         if log is None:
-            probes = self.variant.current.profiler_steps
-            log = SampleLog(kept_batches=None if probes else COMPARED_BATCHES)
+            log = SampleLog(keeps_contents=self.variant.current.profiler_steps)
             self._sample_logs.put(dataset, log)
         return log
 
@@ -379,7 +378,6 @@ class EpochListener(Protocol):
 
 
 MIN_PASSES_OF_ONE_STEP = 2
-COMPARED_BATCHES = 2  # contents; enough to tell augmented copies, too few to tell repetition
 DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 WORKER_ARGUMENTS = ("persistent_workers", "prefetch_factor", "in_order")  # need workers
 
