@@ -193,6 +193,8 @@ class RankSamples:
         parameter_states: before the first step and at the end, by parts of the model.
         batch_hashes: of the contents of the first batches of the first epoch, in order.
         input_hashes: of the first inputs of the model, after what the loop did with the batches.
+        generator_states: hashes of the random number generators at these inputs; empty if the model
+            has dropout.
         indexed_samples: (index in the data set, hash of its labels) of the first samples.
         sampler_epochs: the epoch of a shuffling DistributedSampler at the start of every epoch.
         batches_per_epoch: length of the DataLoader that feeds the training, None if unknown.
@@ -225,6 +227,7 @@ class RankSamples:
     parameter_states: tuple[ParameterState, ...] = ()
     batch_hashes: tuple[str, ...] = ()
     input_hashes: tuple[str, ...] = ()
+    generator_states: tuple[str, ...] = ()
     indexed_samples: tuple[tuple[int, int], ...] = ()
     sampler_epochs: tuple[int, ...] = ()
     batches_per_epoch: int | None = None

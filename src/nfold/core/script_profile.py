@@ -75,7 +75,8 @@ class DataLoaderProfile:
     therefore cannot be cut short. ``in_generator``: a generator of the script iterates over it,
     perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
     on the host while others move to a device. ``renewed_at`` is the line that makes an iterator in
-    every step, None if a loop goes through an epoch.
+    every step, None if a loop goes through an epoch. ``epoch_unset``: it shuffles by a
+    DistributedSampler whose ``set_epoch`` was not called in the warm-up.
     """
 
     batch_size: int | None = None
@@ -92,6 +93,7 @@ class DataLoaderProfile:
     in_generator: bool = False
     created_at: str | None = None
     renewed_at: str | None = None
+    epoch_unset: bool = False
 
     def steps_per_epoch(self, batch: int | None) -> int | None:
         """Return the steps at a global batch size; None if the length of an epoch is unknown."""

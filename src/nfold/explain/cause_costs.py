@@ -17,7 +17,12 @@ from nfold.explain.estimate.bootstrap import RESAMPLES, MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.result.budget import Speed
 from nfold.explain.trials import TrialResults
-from nfold.launch.training_checks import OUT_OF_STEP, SAME_SAMPLES
+from nfold.launch.training_checks import (
+    AUGMENTED_COPIES,
+    OUT_OF_STEP,
+    SAME_ORDER,
+    SAME_SAMPLES,
+)
 
 MIN_REMAINING_FRACTION = 1e-3  # of a step: no gain leaves less
 
@@ -47,14 +52,20 @@ class Attribution:
         }
         self._epochs = EPOCH_BOUNDARY.costs(design)
         actual = results.runs[design.actual()].values()
-        # The probe run knows more about errors of the training.
-        every = [*(one for m in actual for one in m.warnings), *design.probe_caveats]
+        # Only trials over short epochs reach the second one. The probe run knows more about errors of
+        # the training.
+        orders = [
+            one for m in results.measurements() for one in m.warnings if one.kind == SAME_ORDER
+        ]
+        every = [*orders, *(one for m in actual for one in m.warnings), *design.probe_caveats]
         self.caveat_texts = {one.kind: one.text for one in every}
         if results.out_of_step:
             self.caveat_texts[OUT_OF_STEP] = results.out_of_step
-        # Whether every rank processed the same samples: in the same order, or each in its own.
+        # Whether every rank processed the same samples: in the same order, or each in its own. In the
+        # same order with another augmentation may be intended.
         same = SAME_SAMPLES in self.caveat_texts
-        self.duplicated_epochs = None if same else pytorch.duplicated_epochs(design.facts)
+        in_order = same or AUGMENTED_COPIES in self.caveat_texts
+        self.duplicated_epochs = None if in_order else pytorch.duplicated_epochs(design.facts)
         self.work_is_undivided = same or self.duplicated_epochs is not None
 
     def ideal_ms(self, view: MetricView) -> Samples:

@@ -145,7 +145,9 @@ class Experiment:
         epochs = planner.epoch_boundary_trials(
             design, results, self.runner.epoch_steps, self.time_budget.budget_s
         )
-        urgent = [*observed, *planner.batch_size_trials(design)]
+        # Whether every epoch has the same order shows in the second one.
+        order = epochs[:1] if design.facts.training_loader.epoch_unset else []
+        urgent = [*order, *observed, *planner.batch_size_trials(design)]
         first_round = [*urgent, *required, *epochs]
         original_batch = functools.partial(
             planner.with_original_batch, design, results, self._interleaved_failures
@@ -328,13 +330,21 @@ class Experiment:
         """Add measurements to the results.
 
         A trial without a window when an interleaved run ended is not added: it runs again by itself.
-        If no trial had one, ``_interleaved_failures`` gets the reason of the first.
+        If no trial had one, ``_interleaved_failures`` gets the reason of the first. Without the real
+        collectives, ranks that decide by them when to stop leave each other behind: that is no error
+        of the script, and would happen again.
         """
+        intact = all(map(_keeps_collectives, trials))
         self.events.finished(trials, number, found, self.time_budget.remaining_s)
         for trial, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
             measured = ok and bool(trial.metrics(measurement))
-            retry = not self.results.note_out_of_step(measurement) and (ok or not self.stop)
+            cause = measurement.cause
+            left_behind = cause is not None and cause.out_of_step
+            if cause is not None and left_behind and intact:
+                self.results.out_of_step = self.results.out_of_step or cause.text
+            again = _keeps_collectives(trial) or not left_behind
+            retry = not self.results.out_of_step and (ok or not self.stop) and again
             if len(trials) > 1 and not measured and retry:
                 self._not_interleaved.add(trial)
             else:
@@ -356,6 +366,11 @@ class Experiment:
         widest = planner.widest_interval(design, self.results)
         shared = {self.runner.shared_trial(trial) for trial in widest} - {None}
         return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
+
+
+def _keeps_collectives(trial: Trial) -> bool:
+    """Return whether collectives give ranks the values of the script, but for rounding."""
+    return trial.variant.exchange in ("real", "half") and not trial.variant.independent
 
 
 def _training_error(design: ExperimentDesign) -> str:

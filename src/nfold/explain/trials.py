@@ -84,12 +84,6 @@ class TrialResults:
         if cause is not None and cause.step and cause.stalled_s:
             self.stalled_s[trial] = cause.stalled_s
 
-    def note_out_of_step(self, measurement: Measurement) -> bool:
-        """Note where the ranks of a run waited for each other; return whether any run's did."""
-        if measurement.cause is not None and measurement.cause.out_of_step:
-            self.out_of_step = self.out_of_step or measurement.cause.text
-        return bool(self.out_of_step)
-
     def is_done(self, trial: Trial, number: int) -> bool:
         """Return whether the trial has a measurement of this round, or a reason."""
         return trial in self.reasons or number in self.runs.get(trial, {})

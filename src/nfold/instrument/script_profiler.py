@@ -61,11 +61,11 @@ from nfold.instrument.hooks.runtime_hooks import (
 )
 from nfold.instrument.hooks.script_remedies import ScriptRemedies
 from nfold.instrument.input.batch_functions import BatchFunctionHooks
-from nfold.instrument.input.batch_tensors import content_hash
 from nfold.instrument.input.dataloader_hook import (
     DataLoaderHook,
     StepInput,
     batch_size_of,
+    is_epoch_unset,
     samplers_of,
 )
 from nfold.instrument.input.epoch_passes import (
@@ -79,12 +79,12 @@ from nfold.instrument.input.fetch_times import NO_FETCHES, FetchTimer, FetchTota
 from nfold.instrument.input.marked_batches import CALL_NAME, MarkedBatches
 from nfold.instrument.input.repeated_access import repeated_access_saving
 from nfold.instrument.loaded_libraries import loaded_libraries
+from nfold.instrument.model_inputs import ModelInputLog
 from nfold.instrument.optimizer_steps import OptimizerStepHooks, StepOptimizer
 from nfold.instrument.rank_environment import AffinityHook, computes_slice
 from nfold.instrument.trained_model import TrainedModel
 
 RUN_MODULE = "nfold.engines.torch.run.user_run"
-COMPARED_INPUTS = 4  # hashed; enough to tell augmented copies, too few to tell repetition
 
 
 class ScriptProfiler:
@@ -133,7 +133,8 @@ class ScriptProfiler:
         self.fetch_timer = FetchTimer(sample_lines=task.variant.profiler_steps)
         self._warm_up_fetches = NO_FETCHES
         self._warm_up_retries = 0
-        self.input_hashes: list[str] = []
+        probes = task.variant.profiler_steps
+        self.model_inputs = ModelInputLog(None) if probes else ModelInputLog()
         self.recompilation = RecompilationCheck()
         self._batches: list[int] = []
         self._counts: list[int] = []
@@ -183,8 +184,7 @@ class ScriptProfiler:
 
     def _on_model_input(self, inputs: Any) -> None:
         self.batch_functions.on_model_input(inputs)
-        if self._task.variant.profiler_steps or len(self.input_hashes) < COMPARED_INPUTS:
-            self.input_hashes.append(content_hash(inputs))
+        self.model_inputs.record(inputs)
 
     def _on_outermost_call(self, module: nn.Module) -> None:
         model = self._wrappers.wrapped_model(module)
@@ -471,6 +471,7 @@ def loader_facts(
         in_generator=generator_line(loader) is not None,
         created_at=created_at,
         renewed_at=vars(loader).get(RENEWAL_ATTRIBUTE),
+        epoch_unset=is_epoch_unset(loader),
     )
 
 

@@ -348,7 +348,7 @@ class InstrumentedRun:
         return () if batches is None else (batches,)
 
     def _sample_evidence(self) -> dict[str, Any]:
-        log = self._dataloaders.sample_log
+        log, inputs = self._dataloaders.sample_log, self._profiler.model_inputs
         found: dict[str, Any] = {
             "sampler_epochs": log.sampler_epochs(self._dataloaders.steps),
             # Under Join ranks may have unequal numbers of batches.
@@ -358,7 +358,8 @@ class InstrumentedRun:
                 else length_or_none(self._dataloaders.training.loader)
             ),
             "skipped_batches": self._dataloaders.batches_of_steps.skipped(),
-            "input_hashes": tuple(self._profiler.input_hashes),
+            "input_hashes": tuple(inputs.hashes),
+            "generator_states": inputs.generator_states(self._profiler.trained_model.modules),
         }
         if self._task.variant.profiler_steps:
             found["batch_hashes"] = tuple(log.batch_hashes)

@@ -26,6 +26,7 @@ POLL_S = 0.1
 FAILURE_GRACE_S = 2.0  # for the other ranks after one has reported its failure
 STACKS_TIMEOUT_S = 2.0
 STALLED_S = 10.0  # without a step, if time limits may end a hang
+LEFT_ALONE_S = 20.0  # idle since another rank has ended: it waits for that one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,10 +129,11 @@ class Supervisor:
 
     def _extended(self, limit_s: float, beats: dict[int, HeartbeatRecord]) -> float:
         """Return a longer time limit while all ranks are silent: whether they hang shows later."""
-        running = [beat for beat in beats.values() if beat.phase != Phase.FINISHED]
+        running = _running(beats)
         stalled = bool(running) and all(
-            beat.phase in (Phase.STEPPING, Phase.EVALUATING) and self._silence_s(beat) > STALLED_S
-            for beat in running
+            (len(running) < len(beats) or beat.phase in (Phase.STEPPING, Phase.EVALUATING))
+            and self._silence_s(beat) > STALLED_S
+            for beat in running.values()
         )
         return limit_s + self._options.hang_timeout_s * stalled
 
@@ -170,11 +172,21 @@ class Supervisor:
             return self._hung_script(tree, beats)
         if len(beats) < self._launch.processes:
             return None
+        if not self._launch.is_user_script and self._are_left_alone(running := _running(beats)):
+            return _furthest_behind(tree, running)
         silences = [self._silence_s(beat) for beat in beats.values()]
         limits = [self._limit_s(beat) for beat in beats.values()]
         if any(silence < limit for silence, limit in zip(silences, limits, strict=True)):
             return self._find_single_hung_rank(tree, beats)
         return _furthest_behind(tree, beats)
+
+    def _are_left_alone(self, beats: dict[int, HeartbeatRecord]) -> bool:
+        """Return whether some ranks have ended, and the rest do nothing but wait for them."""
+        if not 0 < len(beats) < self._launch.processes:
+            return False
+        window_s = min(LEFT_ALONE_S, self._options.hang_timeout_s)
+        idle = [self._idle.is_idle(b.pid, b.monotonic_ns, window_s) for b in beats.values()]
+        return all(idle)
 
     def _hung_script(
         self, tree: ProcessTree, beats: dict[int, HeartbeatRecord]
@@ -186,7 +198,7 @@ class Supervisor:
             for rank, beat in beats.items()
             if beat.phase == Phase.FINISHED or beat.identity.is_running
         }
-        running = {rank: b for rank, b in beats.items() if b.phase != Phase.FINISHED}
+        running = _running(beats)
         silent = {r: b for r, b in running.items() if self._silence_s(b) >= self._limit_s(b)}
         stopped = {rank: beat for rank, beat in silent.items() if tree.is_stopped(beat.pid)}
         if stopped:
@@ -265,6 +277,10 @@ class ThroughputMeter:
             self._rate = self._batch * (beat.step - self._last.step) / seconds
             self._last = beat
         return self._rate
+
+
+def _running(beats: dict[int, HeartbeatRecord]) -> dict[int, HeartbeatRecord]:
+    return {rank: beat for rank, beat in beats.items() if beat.phase != Phase.FINISHED}
 
 
 def _furthest_behind(tree: ProcessTree, beats: dict[int, HeartbeatRecord]) -> tuple[int, int]:

@@ -23,6 +23,7 @@ SAME_ORDER = "same_order"
 PARAMETERS_DIFFER = "parameters_differ"
 OUT_OF_STEP = "out_of_step"
 UNEQUAL_EPOCHS = "unequal_epochs"
+SAME_RANDOM_NUMBERS = "same_random_numbers"
 PART_NOT_EXCHANGED = "are not exchanged:"  # in the text about gradients of a part of the model
 WHOLE_DATA = "whole_data"
 ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
@@ -43,6 +44,7 @@ def training_caveats(ranks: Sequence[RankSamples]) -> list[Caveat]:
         check_same_samples,
         check_augmented_copies,
         check_repeated_batches,
+        check_random_numbers,
         check_same_order,
         check_parameters,
     )
@@ -166,6 +168,22 @@ def check_repeated_batches(ranks: Sequence[RankSamples]) -> Caveat | None:
         )
         return Caveat(kind=REPEATED_SAMPLES, text=text)
     return None
+
+
+def check_random_numbers(ranks: Sequence[RankSamples]) -> Caveat | None:
+    """Return a caveat if the loops or data sets of all ranks draw the same random numbers.
+
+    Nobody but the author knows whether noise must differ between ranks.
+    """
+    states = {rank.generator_states for rank in ranks}
+    if len(ranks) < 2 or len(states) > 1 or len(set(*states)) < 2 or _make_equal_batches(ranks):
+        return None
+    text = (
+        "all ranks draw the same random numbers (noise, augmentation) in every step, because they are "
+        "seeded alike; next: torch.manual_seed(seed + rank) after the model is constructed, unless "
+        "that is intended"
+    )
+    return Caveat(kind=SAME_RANDOM_NUMBERS, text=text)
 
 
 def check_same_order(ranks: Sequence[RankSamples]) -> Caveat | None:

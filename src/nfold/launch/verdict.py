@@ -18,7 +18,7 @@ from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.rank_lifecycle import find_current_call
 from nfold.launch.supervisor import TreeExit
-from nfold.launch.training_checks import training_caveats
+from nfold.launch.training_checks import check_same_order, training_caveats
 
 AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
 SAME_STEPS = "next: equal numbers of steps on all ranks, and no collective on one rank alone"
@@ -280,12 +280,12 @@ DRIFT_FRACTION = 0.05
 def rank_caveats(ranks: Sequence[RankSamples], variant: Variant | None = None) -> list[Caveat]:
     """Return the caveats that the samples of the ranks raise about their numbers.
 
-    A variant that does not preserve the training is checked for its times only.
+    A variant that does not preserve the training is checked for its times and its epochs only.
     """
     trained = variant is None or variant.preserves_training
     reported = [Caveat(kind=kind, text=text) for rank in ranks for kind, text in rank.caveats]
     found = [
-        *(training_caveats(ranks) if trained else ()),
+        *(training_caveats(ranks) if trained else (check_same_order(ranks),)),
         check_window_count(ranks),
         check_drift(ranks),
         check_slow_rank(ranks),

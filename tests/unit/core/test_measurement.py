@@ -98,6 +98,7 @@ RANK = RankSamples(
     ),
     batch_hashes=("0f", "1e"),
     input_hashes=("2d", "3c"),
+    generator_states=("4b", "5a"),
     indexed_samples=((3, 77),),
     sampler_epochs=(0, 1),
     batches_per_epoch=28,

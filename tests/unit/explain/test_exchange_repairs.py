@@ -103,10 +103,18 @@ def test_work_on_gathered_samples_is_not_the_wrapper() -> None:
 def test_what_the_probe_can_repair_is_measured_first() -> None:
     usual = experiment_design(input="loader")
     usual = dataclasses.replace(
-        usual, plan=usual.plan.edit(steps=20), profile=ScriptProfile(parallel="ddp")
+        usual,
+        plan=usual.plan.edit(steps=20, accumulate=4),
+        profile=ScriptProfile(parallel="ddp", accumulation=4, gradient_exchanges=1.0),
     )
     assert not list(observed_in_probe(usual))
-    for cause, seen in ((GROWING_WORK, GATHERS), (LINK, TABLE), (SYNCHRONIZATION, BY_HAND)):
+    each = dataclasses.replace(usual.facts, gradient_exchanges=4.0)
+    for cause, seen in (
+        (GROWING_WORK, GATHERS),
+        (LINK, TABLE),
+        (SYNCHRONIZATION, BY_HAND),
+        (SYNCHRONIZATION, each),
+    ):
         design = dataclasses.replace(usual, profile=seen)
         trials = cause.costs(design).trials
         assert trials

@@ -110,7 +110,7 @@ def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Scenar
 @pytest.mark.parametrize("retries", [0.0, 1.0])
 def test_what_a_first_look_has_seen_is_measured_first(retries: float) -> None:
     """An allocator that tries again is worth more than what any script may lose."""
-    seen = dataclasses.replace(RANKS, alloc_retries=retries)
+    seen = dataclasses.replace(RANKS, alloc_retries=retries, gradient_exchanges=1.0)
     asked = made(seen, scaling="weak", accumulate=2)
     wanted = list(dict.fromkeys(planner.required(asked)))
     tried = {

@@ -397,6 +397,49 @@ def test_a_budget_that_a_slow_start_exceeds_is_refused_after_the_probe_run(
     assert limits == [60.0]
 
 
+def test_the_same_order_of_epochs_shows_in_short_ones() -> None:
+    usual = script_runner(Scenario(**COSTS))
+
+    def run(
+        workload: Any, asked: Plan, ablation: Variant | None = None, **more: Any
+    ) -> Measurement:
+        done: Measurement = usual(workload, asked, ablation, **more)
+        short = ablation is not None and ablation.batches_per_epoch
+        alike = (Caveat(kind=SAME_ORDER, text="every epoch has the same order"),)
+        return dataclasses.replace(done, warnings=alike) if short else done
+
+    script = target(Scenario(**COSTS), Memory(), run)
+    one = Experiment(script, TimeBudget(SECONDS), ExperimentEvents())
+    unset = dataclasses.replace(DDP, loader=dataclasses.replace(LOADER, epoch_unset=True))
+    design = one.run(probe_script(one, PLACE, None, HOST, lambda _: (unset,)))
+    found = build_budget("train.py", design, one.results)
+    assert found.training_errors == ("train.py:7: every epoch has the same order",)
+
+
+def test_ranks_that_stop_by_what_they_all_reduce_are_in_step() -> None:
+    """Without the real all-reduce each of them stops by its own loss."""
+    usual, alone = script_runner(Scenario(**COSTS)), list[Variant]()
+
+    def run(
+        workload: Any, asked: Plan, ablation: Variant | None = None, **more: Any
+    ) -> Measurement:
+        variants = more.get("interleaved_variants") or (ablation or Variant(),)
+        if any(one.exchange in ("none", "barrier") or one.independent for one in variants):
+            cause = FailureCause(text="ranks are out of step", out_of_step=True)
+            return dataclasses.replace(failed(Trial(plan=asked), ""), status="hung", cause=cause)
+        alone.extend(variants)
+        done: Measurement = usual(workload, asked, ablation, **more)
+        return done
+
+    script = target(Scenario(**COSTS), Memory(), run)
+    one = Experiment(script, TimeBudget(SECONDS), ExperimentEvents())
+    design = one.run(probe_script(one, PLACE, None, HOST, lambda _: (DDP,)))
+    assert not build_budget("train.py", design, one.results).training_errors
+    assert Variant(input="replayed") in alone
+    left_behind = {t.variant for t, why in one.results.reasons.items() if "out of step" in why}
+    assert {one.exchange for one in left_behind} >= {"none", "barrier"}
+
+
 def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
     bare = dataclasses.replace(DDP, loader=None)
     assert looked(bare).cheapest_input == "real"

@@ -132,6 +132,22 @@ def test_a_time_limit_does_not_end_what_may_be_a_hang(
     assert (ending.timed_out == (0.1, 3)) != hung
 
 
+@pytest.mark.parametrize(("phase", "hung"), [(Phase.FINISHED, True), (Phase.FIRST_STEP, False)])
+def test_an_idle_rank_after_another_has_ended_is_hung(
+    tmp_path: Path, bystander: subprocess.Popen[bytes], phase: Phase, *, hung: bool
+) -> None:
+    """Even in a step that may take long: it waits for the rank that has ended."""
+    folder = HandoffFolder(tmp_path)
+    for rank, its_phase in enumerate((Phase.FIRST_STEP, phase)):
+        writer = HeartbeatWriter(folder.reports.heartbeat_file(rank), bystander.pid)
+        writer.beat(its_phase, 3, 0, time.monotonic_ns())
+    spec = ProcessSpec(command=("sleep", "600"), environment={}, processes=2)
+    options = RunOptions(results=tmp_path, hang_timeout_s=1.0, time_limit_s=4.0)
+    ending = Supervisor(folder, spec, options).run()
+    assert (ending.hung == (0, 3)) == hung
+    assert (ending.timed_out == (4.0, 3)) != hung
+
+
 DETACHING = """
 import subprocess, sys
 sleep = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from nfold.core.measurement import NO_GRADIENT_EXCHANGE, RankSamples, Window
+from nfold.core.variant import Variant
 from nfold.launch import verdict
+from nfold.launch.training_checks import SAME_ORDER
 
 
 def _rank(rank: int, seconds: float = 1.0, **changes: Any) -> RankSamples:
@@ -30,6 +32,14 @@ def _kinds(*ranks: RankSamples) -> set[str]:
 
 def test_a_healthy_run_raises_no_doubt() -> None:
     assert _kinds(_rank(0), _rank(1)) == set()
+
+
+def test_a_variant_that_changes_the_training_is_checked_for_the_order_of_epochs() -> None:
+    """Short epochs are the first to have a second one."""
+    same: dict[str, Any] = {"sample_hashes": ((1000, "abc"),), "sampler_epochs": (0, 0)}
+    short = Variant(batches_per_epoch=10)
+    found = verdict.rank_caveats([_rank(0, **same), _rank(1, **same)], short)
+    assert [caveat.kind for caveat in found] == [SAME_ORDER]
 
 
 def test_ranks_that_were_fed_the_same_samples() -> None:

@@ -14,6 +14,7 @@ from nfold.launch.training_checks import (
     PARAMETERS_DIFFER,
     REPEATED_SAMPLES,
     SAME_ORDER,
+    SAME_RANDOM_NUMBERS,
     SAME_SAMPLES,
     data_sets_differ,
     training_caveats,
@@ -130,6 +131,16 @@ def test_batches_that_all_ranks_make_alike() -> None:
     assert kinds(rank(0, input_hashes=batches), rank(1, input_hashes=batches)) == {SAME_SAMPLES}
     synthetic = ("a",) * 8
     assert not kinds(rank(0, input_hashes=synthetic), rank(1, input_hashes=synthetic))
+
+
+def test_random_numbers_that_all_ranks_draw_alike() -> None:
+    one, other, constant = ("a", "b", "c"), ("a", "b", "d"), ("a", "a")
+    found = kinds(rank(0, generator_states=one), rank(1, generator_states=one))
+    assert found == {SAME_RANDOM_NUMBERS}
+    assert not kinds(rank(0, generator_states=one), rank(1, generator_states=other))
+    assert not kinds(rank(0, generator_states=constant), rank(1, generator_states=constant))
+    assert not kinds(rank(0), rank(1))
+    assert not kinds(rank(0, generator_states=one))
 
 
 def test_same_samples_with_other_augmentation_may_be_intended() -> None:

@@ -166,7 +166,8 @@ class SynchronizationCause(Cause):
         )
 
     def has_repair(self, design: ExperimentDesign) -> bool:
-        return many_collectives(design.facts) is not None
+        repeats = "exchange_each_micro_batch" in extra_collectives(design)
+        return repeats or many_collectives(design.facts) is not None
 
     def fixes(self, design: ExperimentDesign) -> dict[str, Trial]:
         found: dict[str, Trial] = {}

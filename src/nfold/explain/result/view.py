@@ -71,6 +71,7 @@ TO_CHECK = (
     EXCHANGE_REPAIR,
     GROWING_WORK,
     "recompilation",
+    "same_random_numbers",
     SHARED_CORES,
     "unequal_epochs",
     "whole_data",

@@ -100,6 +100,7 @@ class DataLoaderHook:
         patches.wrap(DataLoader, "__init__", self._construct_loader)
         patches.wrap(OneCycleLR, "step", step_one_cycle)
         warm_up.wrap(BaseDataLoaderIter, NEXT_INDEX, record_next_index)
+        warm_up.wrap(DistributedSampler, "set_epoch", record_set_epoch)
 
     def mark_batches(self, iterable: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches as a loader that feeds the training; a DataLoader is one already."""
@@ -378,6 +379,7 @@ class EpochListener(Protocol):
 
 
 MIN_PASSES_OF_ONE_STEP = 2
+EPOCH_SET_ATTRIBUTE = "_nfold_epoch_set"  # attribute of a DistributedSampler
 DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 WORKER_ARGUMENTS = ("persistent_workers", "prefetch_factor", "in_order")  # need workers
 
@@ -461,10 +463,26 @@ def batch_size_of(loader: Any) -> int | None:
 
 def shuffled_epoch(loader: Any) -> int | None:
     """Return the epoch of the loader's DistributedSampler, None without one that shuffles."""
+    sampler = _shuffling_sampler(loader)
+    return None if sampler is None else sampler.epoch
+
+
+def is_epoch_unset(loader: Any) -> bool:
+    """Return whether a DistributedSampler shuffles and its ``set_epoch`` was not called."""
+    sampler = _shuffling_sampler(loader)
+    return sampler is not None and EPOCH_SET_ATTRIBUTE not in vars(sampler)
+
+
+def _shuffling_sampler(loader: Any) -> DistributedSampler[Any] | None:
     for sampler in (script_sampler(loader.sampler), *samplers_of(loader)):
         if isinstance(sampler, DistributedSampler):
-            return sampler.epoch if sampler.shuffle else None
+            return sampler if sampler.shuffle else None
     return None
+
+
+def record_set_epoch(original: Any, sampler: Any, epoch: int) -> None:
+    vars(sampler)[EPOCH_SET_ATTRIBUTE] = True
+    original(sampler, epoch)
 
 
 def samplers_of(loader: Any) -> Iterator[Any]:

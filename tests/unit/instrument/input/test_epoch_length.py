@@ -26,6 +26,24 @@ def _loader(batch: int | None = 8, **how: Any) -> Any:
     return DataLoader(dataset(), batch_size=batch, **how)
 
 
+@pytest.mark.parametrize(
+    ("how", "unset"),
+    [({}, True), ({"shuffle": False}, False), ({"sets_epoch": True}, False)],
+)
+def test_a_sampler_whose_epoch_is_not_set(how: dict[str, bool], *, unset: bool) -> None:
+    def training() -> None:
+        module, sets_epoch = model(), how.get("sets_epoch")
+        sampler: Any = DistributedSampler(dataset(), 2, 0, shuffle=how.get("shuffle", True))
+        if sets_epoch:
+            sampler.set_epoch(0)
+        loader = DataLoader(dataset(), batch_size=4, sampler=sampler)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = instrumented(training, script_task(steps=3)).profile.loader
+    assert found is not None
+    assert found.epoch_unset == unset
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_passes_are_truncated(workers: int) -> None:
     loader = _loader(num_workers=workers, persistent_workers=bool(workers))
