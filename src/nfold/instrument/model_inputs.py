@@ -27,7 +27,8 @@ class ModelInputLog:
         self._limit = limit
 
     def record(self, inputs: Any) -> None:
-        if self._limit is None or len(self.hashes) < self._limit:
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+        if not capturing and (self._limit is None or len(self.hashes) < self._limit):
             self.hashes.append(content_hash(inputs))
             self._generator_states.append(_generator_states())
 

@@ -176,7 +176,11 @@ def check_random_numbers(ranks: Sequence[RankSamples]) -> Caveat | None:
     Nobody but the author knows whether noise must differ between ranks.
     """
     states = {rank.generator_states for rank in ranks}
-    if len(ranks) < 2 or len(states) > 1 or len(set(*states)) < 2 or _make_equal_batches(ranks):
+    if len(ranks) < 2 or len(states) > 1 or _make_equal_batches(ranks):
+        return None
+    (common,) = states
+    # At the start of an epoch, samplers draw too.
+    if len(common) < 2 or len(set(common)) < len(common):
         return None
     text = (
         "all ranks draw the same random numbers (noise, augmentation) in every step, because they are "

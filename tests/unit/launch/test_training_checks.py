@@ -139,6 +139,8 @@ def test_random_numbers_that_all_ranks_draw_alike() -> None:
     assert found == {SAME_RANDOM_NUMBERS}
     assert not kinds(rank(0, generator_states=one), rank(1, generator_states=other))
     assert not kinds(rank(0, generator_states=constant), rank(1, generator_states=constant))
+    new_epoch = ("a", "a", "b", "b")
+    assert not kinds(rank(0, generator_states=new_epoch), rank(1, generator_states=new_epoch))
     assert not kinds(rank(0), rank(1))
     assert not kinds(rank(0, generator_states=one))
 
