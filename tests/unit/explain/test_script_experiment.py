@@ -1016,16 +1016,19 @@ def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
     assert "torch.compile" in rows["launch-bound"].fix
 
 
-def test_input_that_fills_a_cache_is_named_as_the_first_epoch_only() -> None:
+@pytest.mark.parametrize(("saved", "tone"), [(0.99, "healthy"), (0.96, "healthy"), (0.9, "costly")])
+def test_input_that_fills_a_cache_is_named_as_the_first_epoch_only(saved: float, tone: str) -> None:
     plain = explained(DDP, load_ms_per_sample=1.0)
     (usual,) = (row for row in plain.one_device_rows if row.cause == "input")
-    found = explained(dataclasses.replace(DDP, cached_input_fraction=0.99), load_ms_per_sample=1.0)
+    seen = dataclasses.replace(DDP, cached_input_fraction=saved)
+    found = explained(seen, load_ms_per_sample=1.0)
     rows = {row.cause: row for row in found.one_device_rows}
-    assert rows["first-epoch"].lost_ms.value == pytest.approx(0.99 * usual.lost_ms.value)
-    assert rows["input"].lost_ms.value == pytest.approx(0.01 * usual.lost_ms.value)
+    assert rows["first-epoch"].lost_ms.value == pytest.approx(saved * usual.lost_ms.value)
+    assert rows["input"].lost_ms.value == pytest.approx((1 - saved) * usual.lost_ms.value)
     assert rows["first-epoch"].fix == ""
     view = build_view(found)
-    assert (view.tone, view.change) == ("healthy", None)
+    assert view.tone == tone
+    assert (view.change is None) == (tone == "healthy")
 
 
 def test_a_recompilation_in_every_step_has_a_cost_and_advice() -> None:
@@ -1036,6 +1039,9 @@ def test_a_recompilation_in_every_step_has_a_cost_and_advice() -> None:
     (row,) = (row for row in found.one_device_rows if row.significant)
     assert (row.cause, row.lost_ms.value) == ("recompilation", 4.0)
     assert row.fix.startswith("train.py:22: pass changing numbers as tensors")
+    longer = dataclasses.replace(again, step_ms=(1e3, 900.0, 1100.0))
+    (row,) = (r for r in explained(dataclasses.replace(DDP, recompilation=longer)).significant)
+    assert row.lost_ms.value < found.one_device.step_ms.value
     shaped = dataclasses.replace(again, guard="size mismatch at index 0")
     found = explained(dataclasses.replace(DDP, recompilation=shaped))
     assert "mark_dynamic" in found.significant[0].fix

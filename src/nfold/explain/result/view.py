@@ -62,6 +62,7 @@ CAUSE_NAMES = {
     "single-process": "one process per device",
     "growing-work": "work that grows with devices",
 }
+MINOR_FRACTION = 0.05  # of the cost of the first epoch: the rest of the input costs something
 MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
@@ -247,6 +248,12 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         if costs:
             known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
         return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
+    first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
+    if first is not None and largest < MINOR_FRACTION * first.ms.value:
+        return (
+            "Healthy after the first epoch, in which the data set computes samples that it keeps: "
+            f"{_of_step(first.ms.value, step)}."
+        ), "healthy"
     if costs:
         ms, phrase = costs[0].ms, _cost_phrase(budget, costs[0])
         if costs[0].significant:
@@ -255,12 +262,6 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
         cost = f"{format_ms(ms.value)} ({format_ms(low)}–{format_ms(ms.high or 0)})"
         text = f"{phrase[0].lower()}{phrase[1:]}: {cost} of {format_ms(step)} ms per step"
         return f"Probably {text}.", "costly"
-    first = next((row for row in account.costs if row.id == FIRST_EPOCH), None)
-    if first is not None:
-        return (
-            "Healthy after the first epoch, in which the data set computes samples that it keeps: "
-            f"{_of_step(first.ms.value, step)}."
-        ), "healthy"
     if budget.skipped_causes:
         observed = _observed(budget) or ", but not everything was tested"
         return f"No cost found yet{observed}.", "unknown"
