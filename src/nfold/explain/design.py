@@ -47,6 +47,11 @@ class Trial:
         """Return whether its ranks wait for each other in every step."""
         return self.variant.ranks_synchronize
 
+    @property
+    def keeps_collectives(self) -> bool:
+        """Return whether collectives give its ranks the values of the script, but for rounding."""
+        return self.variant.exchange in ("real", "half") and not self.variant.independent
+
     def metrics(self, measurement: Measurement) -> Metrics:
         """Return all metrics of a measurement of the trial; empty if nothing was timed."""
         return compute_metrics(measurement, ranks_synchronize=self.ranks_synchronize)

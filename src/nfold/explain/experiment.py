@@ -122,6 +122,7 @@ class Experiment:
     _retried: set[Trial] = field(default_factory=set)
     _interleaved_failures: dict[Trial, str] = field(default_factory=dict)
     _finds_unused_parameters: bool = False
+    _calls_collectives: bool = False
     _step_s: float = 0.0
 
     def run(self, design: ExperimentDesign) -> ExperimentDesign:
@@ -136,6 +137,7 @@ class Experiment:
         self.events.planned(design, self.results)
         results = self.results
         self._finds_unused_parameters = design.facts.find_unused_parameters
+        self._calls_collectives = design.facts.most_frequent("collective") is not None
         required, observed = list(planner.required(design)), list(planner.observed_in_probe(design))
         self._check_budget(design)
         # A cause that the probe run observed does not wait for the slots of all other trials.
@@ -330,21 +332,22 @@ class Experiment:
         """Add measurements to the results.
 
         A trial without a window when an interleaved run ended is not added: it runs again by itself.
-        If no trial had one, ``_interleaved_failures`` gets the reason of the first. Without the real
-        collectives, ranks that decide by them when to stop leave each other behind: that is no error
-        of the script, and would happen again.
+        If no trial had one, ``_interleaved_failures`` gets the reason of the first. If a script calls
+        collectives and a trial replaced them, its ranks may have stopped by local values: being out of
+        step is no error of the script then.
         """
-        intact = all(map(_keeps_collectives, trials))
+        intact = not self._calls_collectives or all(t.keeps_collectives for t in trials)
         self.events.finished(trials, number, found, self.time_budget.remaining_s)
         for trial, measurement in zip(trials, found, strict=True):
             ok = measurement.status == "ok"
             measured = ok and bool(trial.metrics(measurement))
-            cause = measurement.cause
-            left_behind = cause is not None and cause.out_of_step
-            if cause is not None and left_behind and intact:
+            cause = (
+                measurement.cause if measurement.cause and measurement.cause.out_of_step else None
+            )
+            if cause is not None and intact:
                 self.results.out_of_step = self.results.out_of_step or cause.text
-            again = _keeps_collectives(trial) or not left_behind
-            retry = not self.results.out_of_step and (ok or not self.stop) and again
+            would_recur = cause is not None and not trial.keeps_collectives
+            retry = not (self.results.out_of_step or would_recur) and (ok or not self.stop)
             if len(trials) > 1 and not measured and retry:
                 self._not_interleaved.add(trial)
             else:
@@ -366,11 +369,6 @@ class Experiment:
         widest = planner.widest_interval(design, self.results)
         shared = {self.runner.shared_trial(trial) for trial in widest} - {None}
         return [*widest, *(one for one in trials if self.runner.shared_trial(one) in shared)]
-
-
-def _keeps_collectives(trial: Trial) -> bool:
-    """Return whether collectives give ranks the values of the script, but for rounding."""
-    return trial.variant.exchange in ("real", "half") and not trial.variant.independent
 
 
 def _training_error(design: ExperimentDesign) -> str:

@@ -433,11 +433,15 @@ def test_ranks_that_stop_by_what_they_all_reduce_are_in_step() -> None:
 
     script = target(Scenario(**COSTS), Memory(), run)
     one = Experiment(script, TimeBudget(SECONDS), ExperimentEvents())
-    design = one.run(probe_script(one, PLACE, None, HOST, lambda _: (DDP,)))
+    stops = placed(DDP, "collective", "train.py:9")
+    design = one.run(probe_script(one, PLACE, None, HOST, lambda _: (stops,)))
     assert not build_budget("train.py", design, one.results).training_errors
     assert Variant(input="replayed") in alone
     left_behind = {t.variant for t, why in one.results.reasons.items() if "out of step" in why}
     assert {one.exchange for one in left_behind} >= {"none", "barrier"}
+    silent = Experiment(script, TimeBudget(SECONDS), ExperimentEvents())
+    with pytest.raises(RunFailure, match="out of step"):
+        silent.run(probe_script(silent, PLACE, None, HOST, lambda _: (DDP,)))
 
 
 def test_no_loader_has_no_other_scaling_and_no_other_input() -> None:
