@@ -8,7 +8,8 @@ Runs the scripts one after the other within ``--limit-s``. Each result is added 
 once. A later call with the same file runs the scripts without a result. ``--public`` is a folder
 with checkouts of pytorch/examples and karpathy/nanoGPT; files of data that they need and that are
 missing are written there with random content. ``ddp+CAUSE=MS`` is the script dosed/ddp.py with an
-injected cost, ``ddp#1`` a healthy run of it.
+injected cost, ``ddp#1`` a healthy run of it. ``--keep`` is a folder for the results and the lines
+of progress of each script.
 """
 
 from __future__ import annotations
@@ -96,10 +97,13 @@ HEADS = (
 )
 
 
-def explain(name: str, case: Case, devices: str, budget: str, left_s: float) -> TimedExplanation:
+def explain(
+    name: str, case: Case, devices: str, budget: str, left_s: float, keep: Path | None
+) -> TimedExplanation:
     """Explain a script; interrupt it after ``left_s`` seconds, when it reports what it has."""
     gpus = inspect_machine().gpus
-    with tempfile.TemporaryDirectory() as results:
+    with tempfile.TemporaryDirectory() as temporary:
+        results = str(keep / name if keep else temporary)
         options = ["--plain", "--budget", budget, "--results", results]
         target, *rest = case.command(devices)
         started = time.monotonic()
@@ -119,6 +123,9 @@ def explain(name: str, case: Case, devices: str, budget: str, left_s: float) -> 
         try:
             for line in process.stderr:
                 said.append(line.strip() or said[-1])
+                if keep:
+                    with (keep / f"{name}.log").open("a") as log:
+                        log.write(f"{time.monotonic() - started:6.1f} {line}")
                 verdict = SO_FAR.search(line)
                 if verdict and first is None and not OPEN.search(verdict[1]):
                     first, text = time.monotonic() - started, verdict[1]
@@ -215,7 +222,8 @@ def run(asked: argparse.Namespace) -> int:
             print(f"{name}: skipped: {reason}", flush=True)
             skipped += 1
             continue
-        row = explain(name, case, asked.devices, asked.budget, left_s - GRACE_S)
+        left_s -= GRACE_S
+        row = explain(name, case, asked.devices, asked.budget, left_s, asked.keep)
         records.add(asked.out, row)
         print(table([row])[-1], flush=True)
     return skipped
@@ -233,11 +241,15 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=540.0, help="of all of them")
     parser.add_argument("--only", type=lambda text: text.split(","), help="names of scripts")
     parser.add_argument("--public", type=Path, default=Path("public"), help="checkouts")
+    parser.add_argument("--keep", type=Path, help="folder for results and progress")
     parser.add_argument("--out", type=Path, default=Path("gpu_times.jsonl"))
     parser.add_argument("--read", type=Path, help="print the table of such a file")
     asked = parser.parse_args()
     asked.public, asked.devices = asked.public.absolute(), asked.devices or default_devices()
     asked.budget_s = parse_seconds(asked.budget)
+    if asked.keep:
+        asked.keep = asked.keep.absolute()
+        asked.keep.mkdir(parents=True, exist_ok=True)
     skipped = 0 if asked.read else run(asked)
     print("\n".join(["", *table(read(asked.read or asked.out))]))
     sys.exit(1 if skipped else 0)

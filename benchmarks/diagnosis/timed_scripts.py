@@ -68,7 +68,7 @@ def cases(public: Path) -> dict[str, Case]:
     return {
         "with_trainer": Case(
             script=own / "with_trainer.py",
-            causes=("input",),
+            causes=("input", "launch-bound"),  # no loader workers, and a tiny eager model
             modules=("transformers", "pyarrow", "PIL"),
             cifar10=True,
             cpu=("--layers=1", "--width=64"),

@@ -1,9 +1,10 @@
-"""An agent that has started before its run: it runs it like any other, and none is left over."""
+"""A process that starts the agents of runs by fork: they run like others, and none is left over."""
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from contextlib import closing
@@ -13,7 +14,15 @@ import psutil
 import pytest
 
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import ProcessSpec, RankGroup, RunOptions, WarmAgent, agent_command
+from nfold.launch.launch_spec import (
+    ProcessSpec,
+    RankGroup,
+    RunOptions,
+    StopRequest,
+    WarmAgent,
+    agent_command,
+)
+from nfold.launch.process_tree import adopt_orphans
 from nfold.launch.supervisor import Supervisor, TreeExit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -26,7 +35,8 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> HandoffFolder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandoffFolder:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # numpy's threads would forbid forks
     return HandoffFolder(tmp_path)
 
 
@@ -41,7 +51,7 @@ def _run(folder: HandoffFolder, launch: ProcessSpec, spare: WarmAgent) -> TreeEx
 
 
 def _waiting() -> list[psutil.Process]:
-    """This process's agents that have no folder yet."""
+    """This process's children that start agents, and have no folder."""
     children = psutil.Process().children()
     return [child for child in children if child.cmdline()[-1:] == ["nfold.launch.agent"]]
 
@@ -54,38 +64,83 @@ def _the_one_that_waits() -> psutil.Process:
     return one
 
 
-def test_the_second_run_takes_the_agent_that_waits(
+def test_all_runs_after_the_first_begin_in_the_process_that_waits(
     folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(WarmAgent()) as spare:
         monkeypatch.setenv("OF_NOBODY", "gone before the second run")
         assert _run(folder, _launch(folder), spare).exit_code == 0
-        waited = _the_one_that_waits()
+        waiting = _the_one_that_waits()
         monkeypatch.delenv("OF_NOBODY")
-        assert _run(folder, _launch(folder, OF_THIS_RUN="1"), spare).exit_code == 0
-        assert not waited.is_running()
-        next_one = _the_one_that_waits()
-    assert not next_one.is_running()
-    said = [json.loads((folder.path / f"said-{rank}.json").read_text()) for rank in (0, 1)]
-    assert said == [{"RANK": str(rank), "OF_THIS_RUN": "1", "OF_NOBODY": None} for rank in (0, 1)]
+        for number in "12":
+            assert _run(folder, _launch(folder, OF_THIS_RUN=number), spare).exit_code == 0
+            said = [json.loads((folder.path / f"said-{one}.json").read_text()) for one in (0, 1)]
+            assert said == [
+                {"RANK": str(rank), "OF_THIS_RUN": number, "OF_NOBODY": None} for rank in (0, 1)
+            ]
+            assert _waiting() == [waiting]
+    assert not waiting.is_running()
 
 
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:
     with closing(WarmAgent()) as spare:
-        spare.take(folder, _launch(folder), {})
+        assert _run(folder, _launch(folder), spare).exit_code == 0
         assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
     assert 3 in folder.agent.read_exit_codes().values()
     assert "exitcode" in folder.agent_log.read_text()
 
 
-def test_an_agent_that_somebody_ended_is_not_missed(folder: HandoffFolder) -> None:
+def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> None:
     with closing(WarmAgent()) as spare:
-        spare.take(folder, _launch(folder), {})
-        waited = _the_one_that_waits()
-        waited.send_signal(signal.SIGKILL)
-        waited.wait()
-        assert spare.take(folder, _launch(folder), {}) is None
         assert _run(folder, _launch(folder), spare).exit_code == 0
+        waiting = _the_one_that_waits()
+        waiting.send_signal(signal.SIGKILL)
+        waiting.wait()
+        assert _run(folder, _launch(folder), spare).exit_code == 0
+        assert _the_one_that_waits() != waiting
+
+
+ADOPTING = """
+import os, sys, time
+from pathlib import Path
+from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import ProcessSpec, RankGroup, WarmAgent, agent_command
+from nfold.launch.process_tree import adopt_orphans
+
+folder = HandoffFolder(Path(sys.argv[1]))
+rank = (sys.executable, "-c", "import time; time.sleep(600)")
+launch = ProcessSpec(
+    command=agent_command(folder, RankGroup(processes=2, command=rank)), environment={}, processes=2
+)
+with adopt_orphans():
+    spare = WarmAgent()
+    spare.start_agent(folder, launch, dict(os.environ))
+    print(os.getpid(), spare.start_agent(folder, launch, dict(os.environ)).pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_an_agent_is_adopted_and_ends_with_the_process_that_asked_for_it(
+    folder: HandoffFolder,
+) -> None:
+    command = [sys.executable, "-c", ADOPTING, str(folder.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        assert asking.stdout is not None
+        parent, pid = map(int, asking.stdout.readline().split())
+        agent = psutil.Process(pid)
+        assert agent.ppid() == parent
+        asking.kill()
+    agent.wait(timeout=60)
+
+
+def test_a_request_to_stop_ends_the_wait_for_imports(folder: HandoffFolder) -> None:
+    with closing(WarmAgent()) as spare, adopt_orphans():
+        assert spare.start_agent(folder, _launch(folder), {}) is None
+        waiting = _the_one_that_waits()
+        waiting.suspend()
+        stop = StopRequest(signum=signal.SIGINT)
+        assert spare.start_agent(folder, _launch(folder), {}, stop=stop) is None
+        assert not waiting.is_running()
 
 
 def test_a_run_whose_agent_may_not_wait_starts_none(folder: HandoffFolder) -> None:

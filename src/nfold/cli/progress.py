@@ -15,7 +15,8 @@ from nfold.core.measurement import Epoch, Measurement, RankSamples
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial, name_trial
 from nfold.explain.experiment import ExperimentEvents
-from nfold.explain.result.view import build_view
+from nfold.explain.planner import waits_mostly_for_input
+from nfold.explain.result.view import build_view, describe_input_wait
 from nfold.explain.trials import TrialResults
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunProgress
@@ -293,6 +294,8 @@ class ExplainProgress(ExperimentEvents):
 
     def started(self, trials: Sequence[Trial], number: int, remaining_s: float) -> None:
         self._running = True
+        if self._design is not None and not self._results.runs:
+            self._conclude(self._seen_in_probe(self._design), remaining_s)
         more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
         inspects = trials[0].plan.batch is None
         now = "inspecting" if inspects else f"measuring {self._name(trials[0])}{more}"
@@ -323,6 +326,9 @@ class ExplainProgress(ExperimentEvents):
         known = self._preliminary()
         ended = time.monotonic()
         self._not_before = ended + (ended - started) / PRELIMINARY_TIME_FRACTION
+        self._conclude(known, remaining_s)
+
+    def _conclude(self, known: str, remaining_s: float) -> None:
         if known and known != self._known:
             self._known = known
             line = terminal_safe(f"{format_short_duration(remaining_s)} left · so far: {known}")
@@ -331,6 +337,12 @@ class ExplainProgress(ExperimentEvents):
 
     def _name(self, trial: Trial) -> str:
         return name_trial(trial, self._design.plan if self._design else None)
+
+    def _seen_in_probe(self, design: ExperimentDesign) -> str:
+        if design.step_ms is None or not waits_mostly_for_input(design):
+            return ""
+        facts = design.facts
+        return describe_input_wait(facts.input_wait_ms, design.step_ms, facts.world_size)
 
     def _preliminary(self) -> str:
         design = self._design

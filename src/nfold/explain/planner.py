@@ -87,11 +87,16 @@ def dominant_fixes(design: ExperimentDesign, results: TrialResults) -> list[Tria
     ]
 
 
+def waits_mostly_for_input(design: ExperimentDesign) -> bool:
+    """Return whether the probe run waited for its data loader for more than half of a step."""
+    return design.step_ms is not None and 2 * design.facts.input_wait_ms > design.step_ms
+
+
 def _fixes_of_slow_input(design: ExperimentDesign, view: MetricView) -> list[Trial]:
     if skipped_reason(INPUT, design):
         return []
     real, replayed = one_allreduce(design), one_allreduce(design, "replayed")
-    is_slow = 2 * design.facts.input_wait_ms > (design.step_ms or math.inf)
+    is_slow = waits_mostly_for_input(design)
     if view.has(real, replayed):
         is_slow = bool(view.step(real) > 2 * view.step(replayed))
     return list(INPUT.fixes(design).values()) if is_slow else []

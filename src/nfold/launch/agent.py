@@ -1,8 +1,9 @@
 """The agent process: starts the ranks of this node under torchelastic.
 
 ``python -m nfold.launch.agent FOLDER`` is a separate process, so that the parent never imports
-torch. Without FOLDER it imports the libraries of a first line of JSON on its input, a WarmImports,
-waits for a second one, a WarmRequest, and exits at the end of its input.
+torch. Without FOLDER it imports the libraries of a first line of JSON on its input, a WarmImports.
+For each further line, a WarmRequest, it forks the agent of a run and prints a WarmStart. It exits at
+the end of its input.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from nfold.core.parent_death import die_with_parent
-from nfold.core.serialization import deserialize
+from nfold.core.serialization import deserialize, serialize
 from nfold.launch import warm_process
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RankGroup, WarmImports, WarmRequest
+from nfold.launch.launch_spec import RankGroup, WarmImports, WarmRequest, WarmStart
 from nfold.launch.rank_lifecycle import redirect_output
 from nfold.launch.torchrun_args import own_address
 from nfold.sandbox import enter_view
-from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, unshare_mounts
+from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE
 
 TORCH_LAUNCHER = "torch.distributed.launcher.api"
 
@@ -30,34 +31,55 @@ TORCH_LAUNCHER = "torch.distributed.launcher.api"
 def main() -> None:
     """Start the ranks, wait for them and write their exit codes."""
     die_with_parent()
-    folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _wait_for_folder()
+    folder = HandoffFolder(Path(sys.argv[1])) if sys.argv[1:] else _serve_runs()
     if os.environ.get(STATE_VARIABLE) == SHARED:
-        enter_view(folder.sandbox, unshared=not sys.argv[1:])
+        enter_view(folder.sandbox)
     sys.exit(launch_ranks(folder, deserialize(RankGroup, folder.agent.read_group())))
 
 
-def _wait_for_folder() -> HandoffFolder:
-    """Wait for a run with several ranks, or become its only rank."""
-    if os.environ.get(STATE_VARIABLE) == SHARED:
-        unshare_mounts()
+def _serve_runs() -> HandoffFolder:
+    """Fork a process for each run. Returns in one with several ranks; one with one rank is it."""
     wanted = deserialize(WarmImports, json.loads(sys.stdin.readline() or "{}"))
     started = dict(os.environ)
     os.environ.setdefault(warm_process.NVML_CHECK, "1")
+    answers = _take_stdout()
     importlib.import_module(TORCH_LAUNCHER)
     warm_process.import_libraries(wanted.modules)
-    early = warm_process.import_libraries_of(wanted.script) if wanted.script else ()
-    line = sys.stdin.readline()
-    if not line:
-        sys.exit(0)
-    request = deserialize(WarmRequest, json.loads(line))
-    warm_process.import_libraries(request.libraries.modules)
-    imported = dict(os.environ)
+    imported = {*wanted.modules}
+    if wanted.script:
+        imported |= warm_process.import_libraries_of(wanted.script)
+    for line in sys.stdin:
+        request = deserialize(WarmRequest, json.loads(line))
+        warm_process.import_libraries(request.libraries.modules)
+        reason = warm_process.reason_against_fork(started, request, imported)
+        imported.update(request.libraries.modules)
+        pid = warm_process.fork_orphan()
+        if pid == 0:
+            answers.close()
+            return _begin_run(request, reason)
+        answers.write(json.dumps(serialize(WarmStart(pid=pid, reason=reason))) + "\n")
+        answers.flush()
+    sys.exit(0)
+
+
+def _take_stdout() -> TextIO:
+    """Return a file of the standard output; what libraries print goes nowhere."""
+    found = os.fdopen(os.dup(1), "w")
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    return found
+
+
+def _begin_run(request: WarmRequest, reason: str) -> HandoffFolder:
+    """Become the agent of a run; ``reason``: why its ranks cannot be forks, if so."""
+    die_with_parent()
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.environ.clear()
     os.environ.update(request.environment)
-    die_with_parent()
     folder = HandoffFolder(Path(request.folder))
     redirect_output(folder.agent_log)
-    if reason := warm_process.reason_against_fork(started, imported, request, early):
+    if reason:
         sys.stderr.write(f"nfold: ranks start as new programs, not as forks: {reason}\n")
     else:
         os.environ.update(request.libraries.variables)
@@ -65,7 +87,7 @@ def _wait_for_folder() -> HandoffFolder:
         if reason or os.environ.get(STATE_VARIABLE) == PER_RANK:
             os.execve(request.rank_command[0], request.rank_command, os.environ)  # noqa: S606
         if os.environ.get(STATE_VARIABLE) == SHARED:
-            enter_view(folder.sandbox, unshared=True)
+            enter_view(folder.sandbox)
         warm_process.become_rank(request.rank_command)
     if not reason:
         fork_ranks()

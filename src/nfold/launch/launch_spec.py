@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -15,9 +16,10 @@ from pathlib import Path
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
 from nfold.core.script_profile import NO_LIBRARIES, LoadedLibraries, ReplayHints
-from nfold.core.serialization import serialize
+from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
+from nfold.launch.process_tree import ForkedProcess
 from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, views_are_allowed
 
 CPU_MALLOC_ENVIRONMENT = {
@@ -81,6 +83,7 @@ class ProcessSpec:
 
 
 AGENT_MODULE = "nfold.launch.agent"
+ANSWER_POLL_S = 0.1
 
 
 def module_command(module: str, *arguments: str) -> tuple[str, ...]:
@@ -156,7 +159,7 @@ class WarmImports:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmRequest:
-    """A run for a waiting agent: its folder, and the whole environment of its ranks.
+    """A run for a waiting process: its folder, and the whole environment of its ranks.
 
     ``libraries`` are imported before, if they are not yet. A run with one rank has its command: the
     agent becomes this rank.
@@ -168,76 +171,94 @@ class WarmRequest:
     rank_command: tuple[str, ...] = ()
 
 
-class WarmAgent:
-    """An agent process that has imported torch and other libraries, and waits for the next run.
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """The answer to a WarmRequest: the agent's process, and why its ranks are no forks (if so)."""
 
-    A new one starts whenever one is taken, while the ranks of that run start: before anything is
-    timed. With ``script``, the file of one, it imports what this imports as soon as it starts, and can
-    enter a view of the file system: a namespace must be made before there are threads.
+    pid: int
+    reason: str = ""
+
+
+class WarmAgent:
+    """A process that has imported torch and other libraries, and starts the agent of each run by fork.
+
+    It starts with the first run, which has an agent of its own. It is replaced if it has imported
+    what a run does not. With ``script``, the file of one, it imports what this imports as soon as it
+    starts.
     """
 
     def __init__(self, script: str = "") -> None:
         self._script = script
-        self._environment = {STATE_VARIABLE: SHARED} if script and views_are_allowed() else {}
-        self._waiting: subprocess.Popen[bytes] | None = None
+        self._server: subprocess.Popen[bytes] | None = None
 
     def close(self) -> None:
-        if self._waiting is not None:
-            self._waiting.kill()
-            self._waiting.communicate()
-            self._waiting = None
+        if self._server is not None:
+            self._server.kill()
+            self._server.communicate()
+            self._server = None
 
-    def take(
+    def start_agent(
         self,
         folder: HandoffFolder,
         launch: ProcessSpec,
         environment: Mapping[str, str],
         libraries: LoadedLibraries = NO_LIBRARIES,
-    ) -> subprocess.Popen[bytes] | None:
-        """Hand the run to the waiting agent and return its process; None if there is none.
+        stop: StopRequest | None = None,
+    ) -> ForkedProcess | None:
+        """Start the agent of a run, a child of this process; None if none is ready.
 
         ``environment`` becomes the whole environment of the agent and its ranks. ``libraries`` are
-        what the ranks will import: this agent and the next import them before.
+        what the ranks will import. Needs ``adopt_orphans``. A request to ``stop`` ends the wait for
+        imports.
         """
-        taken, self._waiting = self._waiting, None
-        if taken is not None:
+        started = None
+        if self._server is not None:
             request = WarmRequest(
                 folder=str(folder.path.absolute()),
                 environment=dict(environment),
                 libraries=libraries,
                 rank_command=launch.command if launch.processes == 1 else (),
             )
-            try:
-                _send(taken, serialize(request))
-                taken.stdin.close()  # type: ignore[union-attr]  # a pipe
-            except BrokenPipeError:  # it was killed
-                taken.wait()
-                taken = None
-        self._waiting = self._start(launch.library_environment, libraries)
-        return taken
+            with contextlib.suppress(OSError):  # it was killed
+                _send(self._server, request)
+                started = _answer(self._server, stop or StopRequest())
+        if started is None or started.reason:
+            self.close()
+            self._server = self._start(launch.library_environment, libraries)
+        return None if started is None else ForkedProcess(started.pid)
 
     def _start(
         self, environment: Mapping[str, str], libraries: LoadedLibraries
     ) -> subprocess.Popen[bytes]:
-        agent = subprocess.Popen(
+        server = subprocess.Popen(
             module_command(AGENT_MODULE),
-            env={**os.environ, **environment, **self._environment},
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        with contextlib.suppress(BrokenPipeError):  # found when it is taken
+        with contextlib.suppress(BrokenPipeError):  # found at the next request
             script = "" if libraries.modules else self._script
-            _send(agent, serialize(WarmImports(modules=libraries.modules, script=script)))
-        return agent
+            _send(server, WarmImports(modules=libraries.modules, script=script))
+        return server
 
 
-def _send(agent: subprocess.Popen[bytes], document: object) -> None:
-    """Write a line of JSON to an agent. Raises BrokenPipeError if it has ended."""
-    assert agent.stdin is not None
-    agent.stdin.write(json.dumps(document).encode() + b"\n")
-    agent.stdin.flush()
+def _send(server: subprocess.Popen[bytes], document: WarmImports | WarmRequest) -> None:
+    """Write a line of JSON to a process. Raises BrokenPipeError if it has ended."""
+    assert server.stdin is not None
+    server.stdin.write(json.dumps(serialize(document)).encode() + b"\n")
+    server.stdin.flush()
+
+
+def _answer(server: subprocess.Popen[bytes], stop: StopRequest) -> WarmStart | None:
+    """Wait for the answer to a request; None if the process has ended, or after a request to stop."""
+    assert server.stdout is not None
+    while not select.select([server.stdout], [], [], ANSWER_POLL_S)[0]:
+        if stop:
+            return None
+    line = server.stdout.readline()
+    return deserialize(WarmStart, json.loads(line)) if line.endswith(b"\n") else None
 
 
 @dataclass

@@ -20,6 +20,7 @@ import psutil
 from nfold.core.process_identity import ProcessIdentity, session_processes
 
 KILL_TIMEOUT_S = 5.0
+WAIT_POLL_S = 0.05
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 IDLE_CPU_SHARE = 0.01  # of one core: NCCL's watchdog threads of a waiting rank use less
 IDLE_BYTES_PER_S = 1024  # read and written: a data set is prepared or downloaded faster
@@ -45,6 +46,35 @@ def adopt_orphans() -> Iterator[None]:
         libc.prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
+class ForkedProcess:
+    """A child of this process that ``subprocess`` did not start, with the methods of Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(WAIT_POLL_S)
+        return code
+
+    def send_signal(self, signum: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
 class ProcessTree:
     """The process that nfold started and every process that was seen to descend from it.
 
@@ -53,7 +83,7 @@ class ProcessTree:
     whose parent has ended.
     """
 
-    def __init__(self, root: subprocess.Popen[bytes], marker: str) -> None:
+    def __init__(self, root: subprocess.Popen[bytes] | ForkedProcess, marker: str) -> None:
         self.root = root
         self._marker = marker
         self._processes: dict[int, psutil.Process] = {}

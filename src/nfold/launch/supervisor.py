@@ -18,7 +18,7 @@ from nfold.engines.base import Phase
 from nfold.launch.guardian import GUARDIAN
 from nfold.launch.handoff import HandoffFolder, HeartbeatRecord
 from nfold.launch.launch_spec import ProcessSpec, RunOptions, RunProgress
-from nfold.launch.process_tree import IdleDetector, ProcessTree, adopt_orphans
+from nfold.launch.process_tree import ForkedProcess, IdleDetector, ProcessTree, adopt_orphans
 from nfold.launch.rank_lifecycle import STACK_SIGNAL, find_current_call
 from nfold.telemetry import evaluation, sampler, telemetry_csv
 
@@ -84,12 +84,17 @@ class Supervisor:
                 seconds_since_step=seconds_since_step,
             )
 
-    def _start(self, log: IO[bytes], marker: str) -> subprocess.Popen[bytes]:
+    def _start(self, log: IO[bytes], marker: str) -> subprocess.Popen[bytes] | ForkedProcess:
         environment = {**os.environ, **self._launch.environment, SESSION_VARIABLE: marker}
         warm_agent = self._options.warm_agent
         if warm_agent is not None and self._launch.may_use_warm_agent:
-            libraries = self._options.libraries
-            agent = warm_agent.take(self._folder, self._launch, environment, libraries)
+            agent = warm_agent.start_agent(
+                self._folder,
+                self._launch,
+                environment,
+                self._options.libraries,
+                self._options.stop,
+            )
             if agent is not None:
                 return agent
         return subprocess.Popen(

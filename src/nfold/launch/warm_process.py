@@ -1,4 +1,4 @@
-"""A process that has imported the libraries of a script before its run, and starts ranks by fork.
+"""A process that has imported the libraries of a script, and starts the agents of its runs by fork.
 
 The libraries are those that the probe run had imported from packages. While the probe run is not yet
 over, they are those that the code of the script names. A rank is forked only if it would have
@@ -16,7 +16,6 @@ import importlib.util
 import os
 import pkgutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from nfold.core.source_location import is_in_package
 from nfold.instrument.loaded_libraries import loaded_libraries
 from nfold.launch import workload_process
 from nfold.launch.launch_spec import WarmRequest
+from nfold.launch.process_tree import ForkedProcess
 
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it, torch.cuda.is_available() asks the driver without starting a GPU in this process."""
@@ -38,7 +38,7 @@ THREADS_THAT_FORK = ("jemalloc_bg_thd",)
 LOADED_BY_OPTIMIZERS = "torch._dynamo"
 """A module that PyTorch imports when a process constructs its first optimizer."""
 RESET_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-WAIT_POLL_S = 0.05
+ADOPTION_POLL_S = 0.001
 
 
 def import_libraries(names: Iterable[str]) -> None:
@@ -76,22 +76,19 @@ def _imported_names(script: str) -> list[str]:
 
 
 def reason_against_fork(
-    started: Mapping[str, str],
-    imported: Mapping[str, str],
-    request: WarmRequest,
-    imported_early: Collection[str] = (),
+    started: Mapping[str, str], request: WarmRequest, imported_before: Collection[str] = ()
 ) -> str:
     """Return why a fork of this process cannot be a rank; empty if it can.
 
-    ``started`` and ``imported`` are its environments before and after the imports.
-    ``imported_early`` are modules that it imported before those of the probe run were known.
+    ``started`` is its environment before all imports, ``imported_before`` are modules that it imported
+    for other runs, or before those of the probe run were known.
     """
-    if other := sorted({*imported_early} - {*request.libraries.modules}):
+    if other := sorted({*imported_before} - {*request.libraries.modules}):
         return f"the script has not imported {', '.join(other[:3])}"
     environment = request.environment
     if changed := different_library_variables(started, environment, is_same_process=False):
         return f"{', '.join(changed)} changed since the imports"
-    own = [name for name, value in request.libraries.variables if imported.get(name) != value]
+    own = [name for name, value in request.libraries.variables if os.environ.get(name) != value]
     if own:
         return f"the script sets {', '.join(own)}"
     if threads := _other_threads():
@@ -120,6 +117,30 @@ def _cannot_use_gpus() -> bool:
     return torch is not None and torch.cuda._is_in_bad_fork()
 
 
+def fork_orphan() -> int:
+    """Fork a process that the nearest ancestor adopts (``adopt_orphans``).
+
+    Returns its id here, and 0 in the new process, as soon as it is adopted.
+    """
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between:
+        os.close(writing)
+        os.waitpid(between, 0)
+        with os.fdopen(reading) as pipe:
+            return int(pipe.read())
+    os.close(reading)
+    between = os.getpid()
+    if pid := os.fork():
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.close(writing)
+    os.setsid()
+    while os.getppid() == between:
+        time.sleep(ADOPTION_POLL_S)
+    return 0
+
+
 def is_rank(command: Sequence[str]) -> bool:
     """Return whether ``command`` runs a rank of a workload."""
     return workload_process.__name__ in command
@@ -141,13 +162,12 @@ def _reseed() -> None:
         numpy.random.seed()
 
 
-class ForkedRank:
-    """A rank that is a fork of this process, with the methods of Popen that torchelastic calls."""
+class ForkedRank(ForkedProcess):
+    """A rank that is a fork of this process; torchelastic takes it for a Popen."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        super().__init__(os.fork())
         self.args = command
-        self.returncode: int | None = None
-        self.pid = os.fork()
         if self.pid == 0:
             try:
                 os.setsid()
@@ -161,24 +181,3 @@ class ForkedRank:
                 become_rank(command)
             finally:
                 os._exit(1)
-
-    def poll(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired after ``timeout`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
-            time.sleep(WAIT_POLL_S)
-        return code
-
-    def send_signal(self, signum: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signum)

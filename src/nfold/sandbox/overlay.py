@@ -45,7 +45,7 @@ def enter_overlay(folder: Path, name: str, kept: Sequence[str], overlaid: Sequen
     not below an ``overlaid`` folder inside of one. Raises OSError if the machine does not allow it.
     """
     unshare_mounts()
-    mount_view(folder, name, kept, overlaid)
+    _mount_view(folder, name, kept, overlaid)
 
 
 def unshare_mounts() -> None:
@@ -61,7 +61,7 @@ def unshare_mounts() -> None:
     _mount(None, "/", MS_REC | MS_PRIVATE)
 
 
-def mount_view(folder: Path, name: str, kept: Sequence[str], overlaid: Sequence[str]) -> None:
+def _mount_view(folder: Path, name: str, kept: Sequence[str], overlaid: Sequence[str]) -> None:
     """Mount the view and make it the root of this process."""
     here, view = os.getcwd(), _View(folder, name)
     view.show("/")

@@ -37,7 +37,6 @@ from nfold.sandbox.overlay import (
     MODE_VARIABLE,
     UPPER,
     enter_overlay,
-    mount_view,
     remove_uppers,
     temporary_caches,
     unavailable_reason,
@@ -256,19 +255,17 @@ def _listen(sandbox: Sandbox) -> Sandbox:
     return sandbox
 
 
-def enter_view(folder: Path, name: str = "", *, unshared: bool = False) -> None:
+def enter_view(folder: Path, name: str = "") -> None:
     """Enter a view of the file system in which this process changes nothing outside of ``folder``.
 
-    ``unshared``: the process has a mount namespace of its own already. Raises MachineUnfit if the
-    machine does not allow it.
+    Raises MachineUnfit if the machine does not allow it.
     """
     folder = Path(os.path.realpath(folder))
     folder.mkdir(parents=True, exist_ok=True)
     VIEW_LOCKS.append(lock_file(folder / LOCK, fcntl.LOCK_SH))
     kept = [*_cache_paths(), *temporary_caches(), str(folder.parent)]
-    enter = mount_view if unshared else enter_overlay
     try:
-        enter(folder, name, kept, [os.getcwd()])
+        enter_overlay(folder, name, kept, [os.getcwd()])
     except OSError as error:
         raise MachineUnfit(
             f"no view of the file system ({error.strerror}); next: {MODE_VARIABLE}={JOURNAL_ONLY} "

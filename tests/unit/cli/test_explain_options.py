@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ from nfold.cli import explain_command, progress
 from nfold.cli.app import app
 from nfold.cli.explain_command import parse_seconds
 from nfold.core.errors import NfoldError, RunFailure, UsageError
+from nfold.core.script_profile import ScriptProfile
 from nfold.engines.simulated import Scenario
 from nfold.explain.experiment import Experiment, TimeBudget
+from nfold.explain.trials import TrialResults
 from nfold.sandbox.sandbox import WriteReport
 from nfold.store.store import Store
 
@@ -187,6 +190,27 @@ def test_progress_shows_what_is_known_so_far(planted: pytest.MonkeyPatch) -> Non
     assert "Gradient communication is not hidden by compute: 3.00 of 13.0 ms" in printed[-1]
     assert len(printed) == len(set(printed))
     assert any("2 devices, replayed input" in line or "resident" in line for line in live)
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "told"),
+    [
+        (40.0, []),
+        (60.0, ["Both devices wait for the data loader: 60.0 of 100.0 ms per step (60 %)"]),
+    ],
+)
+def test_a_probe_run_that_mostly_waits_for_input_is_a_first_conclusion(
+    wait_ms: float, told: list[str]
+) -> None:
+    printed: list[str] = []
+    screen: Any = SimpleNamespace(print_progress=printed.append, show_live=lambda *_: None)
+    events = progress.ExplainProgress(screen, "train.py")
+    profile = ScriptProfile(world_size=2, input_wait_ms=wait_ms)
+    design = dataclasses.replace(experiment_design(), profile=profile, step_ms=100.0)
+    events.planned(design, TrialResults())
+    for left_s in (120.0, 110.0):
+        events.started([design.actual()], 0, left_s)
+    assert printed == [f"2:00 left · so far: {text}, seen in one run." for text in told]
 
 
 def test_a_failed_trial_is_one_line() -> None:

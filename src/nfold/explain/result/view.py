@@ -308,9 +308,8 @@ def _of_step(ms: float, step_ms: float) -> str:
 
 def _cost_phrase(budget: Budget, row: AccountRow) -> str:
     n, part = budget.devices, f" ({row.parts[0][0]})" if row.parts else ""
-    who = {1: "The device waits", 2: "Both devices wait"}.get(n, f"All {n} devices wait")
     phrases = {
-        "data-loader": f"{who} for the data loader",
+        "data-loader": _waits_for_loader(n),
         "communication": "Gradient communication is not hidden by compute"
         + f" ({budget.exchange})" * bool(budget.exchange),
         "copies": "Host-to-device copies are not hidden by compute",
@@ -326,6 +325,17 @@ def _cost_phrase(budget: Budget, row: AccountRow) -> str:
         "synchronization": f"Synchronization slows the step{part}",
     }
     return phrases[row.id]
+
+
+def _waits_for_loader(devices: int) -> str:
+    who = {1: "The device waits", 2: "Both devices wait"}
+    return f"{who.get(devices, f'All {devices} devices wait')} for the data loader"
+
+
+def describe_input_wait(wait_ms: float, step_ms: float, devices: int) -> str:
+    """Return the headline of a run that waits for its data loader, before anything is compared."""
+    part = _of_step(min(wait_ms, step_ms), step_ms)
+    return f"{_waits_for_loader(devices)}: {part}, seen in one run."
 
 
 def _uses_one_of_several(budget: Budget) -> bool:
