@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from explaining import HOST, Memory, script_runner, target
+from nfold.core.measurement import Measurement, RankSamples
 from nfold.core.plan import Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.engines.simulated import Scenario
@@ -68,6 +69,37 @@ def test_a_shared_core_is_the_headline_and_the_first_change(
     assert view.change.location == "train.py:3"
     assert "restore os.sched_setaffinity()" in view.change.code
     assert not [text for text in view.notices if "bound to" in text]
+
+
+@pytest.mark.parametrize(("factor", "told_ms"), [(0.98, 2.74), (1.0, 3.0), (1.5, 3.0)])
+def test_a_host_that_is_slower_while_independent_ranks_run_is_no_contention(
+    factor: float, told_ms: float
+) -> None:
+    """Ranks without exchange do the same work: the step of one takes 10 ms, beside another 13 ms."""
+    scenario = Scenario(compute_ms_per_sample=0.1, samples_per_epoch=2000, contention_ms=3.0)
+    usual = script_runner(scenario)
+
+    def run(*given: Any, **options: Any) -> Measurement:
+        found: Measurement = usual(*given, **options)
+        if not found.variant or not found.variant.independent:
+            return found
+        return dataclasses.replace(
+            found, ranks=tuple(_slower(rank, factor) for rank in found.ranks)
+        )
+
+    experiment = Experiment(target(scenario, Memory(), run), TimeBudget(1000.0), ExperimentEvents())
+    ranks = tuple(dataclasses.replace(RANK, core_ids=(core,)) for core in (0, 1))
+    design = probe_script(experiment, DEVICES, None, HOST, lambda _: ranks)
+    budget = build_budget("train.py", experiment.run(design), experiment.results)
+    (lost_ms,) = (row.lost_ms.value for row in budget.rows if row.cause == "threads")
+    assert lost_ms == pytest.approx(told_ms, abs=0.05)
+
+
+def _slower(rank: RankSamples, factor: float) -> RankSamples:
+    windows = (dataclasses.replace(one, seconds=factor * one.seconds) for one in rank.windows)
+    return dataclasses.replace(
+        rank, windows=tuple(windows), step_ms=tuple(factor * one for one in rank.step_ms)
+    )
 
 
 def test_ranks_with_a_core_each_share_none() -> None:
