@@ -19,6 +19,7 @@ from nfold.explain.result.budget import Budget
 from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import Tried, TuneResult
 from nfold.tune.search import TuneEvents
+from nfold.tune.waterfall import kept_groups
 
 MAX_KEPT, MAX_OTHERS = 8, 6
 NUMERICS_TEXT = {
@@ -72,14 +73,15 @@ def print_result(result: TuneResult, files: dict[str, str], *, plain: bool = Fal
 
 def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[Line]:
     lines = _wrapped(conclusion(result), width, "bold")
-    by_remedy = {one.remedy: one for one in result.tried}
-    kept = [by_remedy[one] for one in result.kept]
+    groups = kept_groups(result)
+    kept = [one for group in groups for one in group]
     if kept:
         lines += [("", ""), (f"kept ({result.losses}):", "")]
-        for one in kept[:MAX_KEPT]:
-            tried_for = f"  {one.remedy.reason}" if one.remedy.reason != "standard" else ""
-            gain = format_ratio_interval(one.gain) if one.gain is not None else ""
-            lines += _wrapped(f"  {one.remedy.label:<28} {gain:<20}{tried_for}", width)
+        texts = [text for group in groups for text in _kept_lines(group)]
+        for text in texts[:MAX_KEPT]:
+            lines += _wrapped(text, width)
+        if len(texts) > MAX_KEPT:
+            lines.append((f"  and {len(texts) - MAX_KEPT} others: --json has all", "dim"))
     others = [one for one in result.tried if one not in kept]
     others.sort(key=lambda one: (one.outcome in ("refused", "not tried"), one.outcome))
     if others:
@@ -100,6 +102,20 @@ def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[
         if kind not in ("toml", "patch"):
             lines += _wrapped(f"{kind}: {text}", width)
     return lines
+
+
+def _kept_lines(group: Sequence[Tried]) -> list[str]:
+    """Return a line per remedy; those that were measured together have one gain, in a line above."""
+    first, gain = group[0], group[0].gain
+    shown = "" if gain is None else format_ratio_interval(gain)
+    if len(group) == 1:
+        return [f"  {first.remedy.label:<28} {shown:<20}{_reason(first)}".rstrip()]
+    names = [f"    {one.remedy.label:<26} {_reason(one)}".rstrip() for one in group]
+    return [f"  {'together':<28} {shown}", *names]
+
+
+def _reason(one: Tried) -> str:
+    return f"  {one.remedy.reason}" if one.remedy.reason != "standard" else ""
 
 
 def conclusion(result: TuneResult) -> str:

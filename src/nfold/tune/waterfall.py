@@ -10,7 +10,7 @@ from typing import Literal
 from nfold.core.format import join_words
 from nfold.core.stats import Interval
 from nfold.explain.result.budget import Budget
-from nfold.tune.result import TuneResult
+from nfold.tune.result import Tried, TuneResult
 
 MIN_DIFFERENCE = 0.01  # of the final step: smaller differences are not shown
 
@@ -40,7 +40,11 @@ def _bars(result: TuneResult) -> Iterator[WaterfallBar]:
     if at is None:
         return
     yield WaterfallBar(label="original", start_ms=0.0, end_ms=at, kind="step")
-    for label, gain in _kept_gains(result):
+    for group in kept_groups(result):
+        gain = group[0].gain
+        if gain is None:
+            continue
+        label = join_words([one.remedy.label for one in group])
         end = at / gain.value
         yield WaterfallBar(label=label, start_ms=at, end_ms=end, kind="remedy", gain=gain)
         at = end
@@ -60,13 +64,11 @@ def _bars(result: TuneResult) -> Iterator[WaterfallBar]:
     yield WaterfallBar(label=f"{devices}-fold", start_ms=0.0, end_ms=ideal, kind="step")
 
 
-def _kept_gains(result: TuneResult) -> Iterator[tuple[str, Interval]]:
-    """Yield labels and gains; remedies that were measured together have one gain."""
+def kept_groups(result: TuneResult) -> list[list[Tried]]:
+    """Return the kept remedies; those that were measured together are one group with one gain."""
     by_remedy = {one.remedy: one for one in result.tried}
     kept = [by_remedy[one] for one in result.kept]
-    for gain, group in itertools.groupby(kept, key=lambda one: one.gain):
-        if gain is not None:
-            yield join_words([one.remedy.label for one in group]), gain
+    return [list(group) for _, group in itertools.groupby(kept, key=lambda one: one.gain)]
 
 
 def _ideal_ms(result: TuneResult, budget: Budget) -> float:

@@ -30,6 +30,7 @@ from nfold.tune.conversion.conversion_check import COMPARED_STEPS
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import CHOSEN_BY_RUN, Search, TuneEvents
 from nfold.tune.source_patch import make_patch
+from nfold.tune.waterfall import kept_groups
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 PROFILE = ScriptProfile(
@@ -223,6 +224,13 @@ def test_without_time_for_all_remedies_they_are_tried_together() -> None:
     assert gain is not None
     assert result.is_verified
     assert gain.value == pytest.approx(17 / 10, rel=0.03)
+    (group,) = (group for group in kept_groups(result) if len(group) > 1)
+    lines = [text for text, _ in result_lines(result, {}, 100)]
+    assert len(lines) <= 25
+    first = next(place for place, text in enumerate(lines) if text.startswith("  together  "))
+    members = lines[first + 1 : first + 1 + len(group)]
+    assert [text.split("  ")[2] for text in members] == [one.remedy.label for one in group]
+    assert not any("×" in text for text in members)
 
 
 def test_one_that_crashes_is_found_among_those_tried_together() -> None:
