@@ -1,10 +1,10 @@
-"""How long a tree of ranks takes to start and end: with an agent of its own, or one that waited.
+"""How long a tree of ranks takes to start and end: with a new agent, or one that is forked.
 
     python benchmarks/agent_start.py [--ranks 2] [--pairs 5] [--between 3]
 
-Every rank imports torch, and where there are GPUs computes on its own, as a measurement's do. Arms
-alternate; between two runs nothing happens for a few seconds, in which the next agent starts as it
-does while a run is timed. Ratios are formed pair by pair.
+Every rank is a new program that imports torch, and where there are GPUs computes on its own. The
+forked agent has imported torch before. Arms alternate, with a few seconds between two runs. Ratios
+are formed pair by pair.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from nfold.core.stats import bootstrap, paired_ratio
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import (
     LOOPBACK_ENVIRONMENT,
+    AgentServer,
     ProcessSpec,
     RankGroup,
     RunOptions,
-    WarmAgent,
     agent_command,
 )
 from nfold.launch.supervisor import Supervisor
@@ -37,7 +37,7 @@ if torch.cuda.is_available():
 """
 
 
-def seconds(ranks: int, spare: WarmAgent, *, waits: bool) -> float:
+def seconds(ranks: int, server: AgentServer, *, forks: bool) -> float:
     """Of one tree, from its start until nothing of it is left."""
     with tempfile.TemporaryDirectory() as place:
         folder = HandoffFolder(Path(place))
@@ -48,10 +48,12 @@ def seconds(ranks: int, spare: WarmAgent, *, waits: bool) -> float:
             command=root,
             environment=LOOPBACK_ENVIRONMENT,
             processes=ranks,
-            may_use_warm_agent=waits,
+            may_use_agent_server=forks,
         )
         began = time.monotonic()
-        ending = Supervisor(folder, launch, RunOptions(results=folder.path, warm_agent=spare)).run()
+        ending = Supervisor(
+            folder, launch, RunOptions(results=folder.path, agent_server=server)
+        ).run()
         took = time.monotonic() - began
         if ending.exit_code != 0:
             raise RuntimeError(folder.agent_log.read_text()[-2000:])
@@ -65,19 +67,19 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=3.0, help="seconds between two runs")
     asked = parser.parse_args()
     found: dict[bool, list[float]] = {False: [], True: []}
-    with closing(WarmAgent()) as spare:
-        # The first has none to take, and starts the one that waits.
-        seconds(asked.ranks, spare, waits=True)
+    with closing(AgentServer()) as server:
+        # The first starts the server, and has a new agent.
+        seconds(asked.ranks, server, forks=True)
         for _ in range(asked.pairs):
-            for waits, took in found.items():
+            for forks, took in found.items():
                 time.sleep(asked.between)
-                took.append(seconds(asked.ranks, spare, waits=waits))
-    own, waited = found[False], found[True]
+                took.append(seconds(asked.ranks, server, forks=forks))
+    new, forked = found[False], found[True]
     row = {
         "ranks": asked.ranks,
-        "own_agent_s": serialize(bootstrap(own)),
-        "waiting_agent_s": serialize(bootstrap(waited)),
-        "waiting_over_own": serialize(paired_ratio(waited, own)),
+        "new_agent_s": serialize(bootstrap(new)),
+        "forked_agent_s": serialize(bootstrap(forked)),
+        "forked_over_new": serialize(paired_ratio(forked, new)),
     }
     print(json.dumps(row))
 

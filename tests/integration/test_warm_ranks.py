@@ -19,7 +19,7 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import ProcessSpec, RunOptions, WarmAgent, spec_for_plan
+from nfold.launch.launch_spec import AgentServer, ProcessSpec, RunOptions, spec_for_plan
 from nfold.launch.warm_process import import_libraries
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -59,7 +59,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let runs on CPU devices use an agent that waits, as those on GPUs do."""
 
     def spec(*args: Any, **options: Any) -> ProcessSpec:
-        return dataclasses.replace(spec_for_plan(*args, **options), may_use_warm_agent=True)
+        return dataclasses.replace(spec_for_plan(*args, **options), may_use_agent_server=True)
 
     monkeypatch.setattr(workload_run, "spec_for_plan", spec)
 
@@ -67,7 +67,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure(
     folder: Path,
     devices: int,
-    agent: WarmAgent,
+    agent: AgentServer,
     variables: tuple[tuple[str, str], ...] = (),
     modules: tuple[str, ...] = ("numpy", "torch", "wave", "pyarrow"),
 ) -> tuple[Measurement, list[dict[str, Any]]]:
@@ -79,7 +79,7 @@ def measure(
         device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
     libraries = LoadedLibraries(modules=modules, variables=variables)
-    options = RunOptions(results=folder, warm_agent=agent, libraries=libraries)
+    options = RunOptions(results=folder, agent_server=agent, libraries=libraries)
     workload = Workload.from_script(str(folder / "train.py"))
     found = run(workload, plan, Variant(), machine=host, options=options)
     assert found.status == "ok", found.cause
@@ -93,7 +93,7 @@ def measure(
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
         cold, first = measure(tmp_path, devices, agent)
         warm, second = measure(tmp_path, devices, agent)
     assert not any(said["loaded"] for said in first)
@@ -108,7 +108,7 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent)
         monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
         _, (said,) = measure(tmp_path, 1, agent)
@@ -118,7 +118,7 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
 @pytest.mark.usefixtures("warm")
 def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent)
         found, (said,) = measure(tmp_path, 1, agent, (("MKL_DYNAMIC", "FALSE"),))
     assert not said["loaded"]
@@ -131,7 +131,7 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
-    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent, modules=())
         _, (said,) = measure(tmp_path, 1, agent, modules=tuple(imported))
     assert said["program"][-1] == "nfold.launch.agent"
@@ -142,7 +142,7 @@ def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: P
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
     without = tuple(name for name in imported if not name.startswith("numpy."))
-    with closing(WarmAgent(str(tmp_path / "train.py"))) as agent:
+    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
         measure(tmp_path, 1, agent, modules=())
         found, (said,) = measure(tmp_path, 1, agent, modules=without)
     assert said["program"][-1] != "nfold.launch.agent"

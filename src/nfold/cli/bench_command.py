@@ -42,7 +42,7 @@ from nfold.fieldreports.catalog import (
     select_axes,
 )
 from nfold.launch import workload_run
-from nfold.launch.launch_spec import StopRequest, WarmAgent
+from nfold.launch.launch_spec import AgentServer, StopRequest
 from nfold.launch.workload_run import run
 from nfold.report.export import measurements_document
 from nfold.store.store import Store
@@ -122,14 +122,14 @@ def run_bench(options: BenchOptions) -> int:
         samples = functools.cache(epoch_samples)
         estimates = [estimate_duration(run.cell, earlier, samples) for run in schedule.pending]
         remaining = RemainingTime([estimate.seconds for estimate in estimates])
-        with stop_on_signals() as stop, closing(WarmAgent()) as warm_agent:
+        with stop_on_signals() as stop, closing(AgentServer()) as agent_server:
             with open_screen(sys.stderr, plain=options.plain) as screen:
                 measured = run_sweep(
                     schedule,
                     store=store,
                     machine=machine,
                     options=options.run_options(
-                        in_process=options.in_process, stop=stop, warm_agent=warm_agent
+                        in_process=options.in_process, stop=stop, agent_server=agent_server
                     ),
                     run=run,
                     events=SweepProgress(screen, remaining),

@@ -41,7 +41,7 @@ from nfold.explain.result.view import build_view
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RunOptions, WarmAgent
+from nfold.launch.launch_spec import AgentServer, RunOptions
 from nfold.launch.workload_run import MEASUREMENTS_FOLDER, run
 from nfold.report.writer import (
     MARKDOWN_FILE,
@@ -108,9 +108,9 @@ def run_explain(request: ExplainOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent(subject.workload.script_file)) as warm_agent,
+        closing(AgentServer(subject.workload.script_file)) as agent_server,
     ):
-        options = request.run_options(stop=stop, warm_agent=warm_agent)
+        options = request.run_options(stop=stop, agent_server=agent_server)
         runner = build_runner(request, subject.workload, machine, store, options)
         with open_screen(sys.stderr, plain=request.plain) as screen:
             print_notices(screen, request, subject.workload)

@@ -33,7 +33,7 @@ from nfold.explain.design import ExperimentDesign
 from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
-from nfold.launch.launch_spec import WarmAgent
+from nfold.launch.launch_spec import AgentServer
 from nfold.report.writer import TUNE_PAGE_FILE, explanation_folder, write_tune_page
 from nfold.store.store import Store
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -85,7 +85,7 @@ def run_tune(request: TuneOptions) -> int:
     with (
         stop_on_signals() as stop,
         Store.open(request.results) as store,
-        closing(WarmAgent(subject.workload.script_file)) as warm_agent,
+        closing(AgentServer(subject.workload.script_file)) as agent_server,
         open_screen(sys.stderr, plain=request.plain) as screen,
     ):
         print_notices(screen, request, subject.workload)
@@ -94,7 +94,7 @@ def run_tune(request: TuneOptions) -> int:
             experiment = Experiment(runner, TimeBudget(seconds), ExperimentEvents(), stop)
             return experiment.run(subject.design(experiment)), experiment
 
-        options = request.run_options(stop=stop, warm_agent=warm_agent)
+        options = request.run_options(stop=stop, agent_server=agent_server)
         search = Search(
             runner=build_runner(request, subject.workload, machine, store, options),
             explain=explain,

@@ -77,7 +77,7 @@ class ProcessSpec:
     restarts: bool = False
     is_user_script: bool = False
     stop_grace_s: float = 0.0
-    may_use_warm_agent: bool = False
+    may_use_agent_server: bool = False
     reads_stdin: bool = False
     library_environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -125,7 +125,7 @@ def spec_for_plan(
         library_environment=shared,
         batch=plan.batch or 0,
         # On CPU devices its start would take cores from ranks.
-        may_use_warm_agent=plan.device == "cuda",
+        may_use_agent_server=plan.device == "cuda",
     )
 
 
@@ -179,7 +179,7 @@ class WarmStart:
     reason: str = ""
 
 
-class WarmAgent:
+class AgentServer:
     """A process that has imported torch and other libraries, and starts the agent of each run by fork.
 
     It starts with the first run, which has an agent of its own. It is replaced if it has imported
@@ -313,7 +313,7 @@ class RunOptions:
     on_start: StartCallback = lambda folder: None
     checkpoint_folder: Path | None = None
     checkpoint_every: int = 1
-    warm_agent: WarmAgent | None = None
+    agent_server: AgentServer | None = None
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
     libraries: LoadedLibraries = NO_LIBRARIES

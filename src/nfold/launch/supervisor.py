@@ -86,9 +86,9 @@ class Supervisor:
 
     def _start(self, log: IO[bytes], marker: str) -> subprocess.Popen[bytes] | ForkedProcess:
         environment = {**os.environ, **self._launch.environment, SESSION_VARIABLE: marker}
-        warm_agent = self._options.warm_agent
-        if warm_agent is not None and self._launch.may_use_warm_agent:
-            agent = warm_agent.start_agent(
+        agent_server = self._options.agent_server
+        if agent_server is not None and self._launch.may_use_agent_server:
+            agent = agent_server.start_agent(
                 self._folder,
                 self._launch,
                 environment,

@@ -17,28 +17,34 @@ class TunableField:
     """A field that a user can change for speed.
 
     ``numerics`` and ``permission`` are as those of an intervention. ``values``: those that can be
-    faster than others; default: all that the field allows. ``in_run``: a script's nfold.Run has it.
+    faster than others; default: all that the field allows. ``in_run``: a script's nfold.Run has it,
+    and these ``remedies`` of other scripts would do the same.
     """
 
     numerics: Numerics
     permission: str = ""
     values: tuple[Any, ...] = ()
     in_run: bool = False
+    remedies: tuple[str, ...] = ()
 
 
 TUNABLE_FIELDS: dict[str, TunableField] = {
     "workers": TunableField(numerics="same"),
     "strategy": TunableField(numerics="same", values=("nfold", "ddp")),
-    "step": TunableField(numerics="rounding", in_run=True),
+    "step": TunableField(
+        numerics="rounding", in_run=True, remedies=("compiled", "captured")
+    ),
     "input": TunableField(numerics="same", in_run=True),
-    "layout": TunableField(numerics="rounding", in_run=True),
+    "layout": TunableField(numerics="rounding", in_run=True, remedies=("channels_last",)),
     "kernels": TunableField(numerics="rounding", values=("tuned",)),
     "steps_per_execution": TunableField(numerics="same", values=(4, 16)),
     "cache": TunableField(numerics="same", values=("decoded",)),
     "decode": TunableField(numerics="rounding"),
     "accumulate": TunableField(numerics="rounding", values=(1,)),
     "augment": TunableField(numerics="training", permission="augmentation"),
-    "precision": TunableField(numerics="training", permission="precision", in_run=True),
+    "precision": TunableField(
+        numerics="training", permission="precision", in_run=True, remedies=("autocast_bf16",)
+    ),
     "exchange": TunableField(
         numerics="training", permission="communication", values=("bf16",), in_run=True
     ),
@@ -50,6 +56,7 @@ TUNABLE_FIELDS: dict[str, TunableField] = {
 """In the order in which they are tried. What a framework cannot do, its rules refuse."""
 
 
+DONE_BY_FIELDS = tuple(name for field in TUNABLE_FIELDS.values() for name in field.remedies)
 OF_SEVERAL_DEVICES = ("strategy", "exchange", "batch_norm")
 
 

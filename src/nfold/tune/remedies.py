@@ -16,6 +16,7 @@ from nfold.explain.result.budget import Budget
 from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.plan_fields import (
+    DONE_BY_FIELDS,
     TUNABLE_FIELDS,
     field_values,
     worker_counts,
@@ -199,10 +200,14 @@ def conversion_to(design: ExperimentDesign) -> Remedy:
 
 
 def first_values(remedies: Iterable[Remedy]) -> list[Remedy]:
-    """Return the first value of each remedy that rarely makes a training slower."""
+    """Return the first value of each remedy that rarely makes a training slower.
+
+    What needs a permission, such as bf16, is not among them: it can be far slower where the hardware
+    lacks it.
+    """
     found: dict[str, Remedy] = {}
     for remedy in remedies:
-        if remedy.name not in MACHINE_DEPENDENT:
+        if remedy.name not in MACHINE_DEPENDENT and not remedy.permission:
             found.setdefault(remedy.name, remedy)
     return [*found.values()]
 
@@ -318,10 +323,13 @@ def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any,
         return field_values(name, design.plan, cores)
     if name == "workers":
         return worker_counts(design.plan, cores) if design.facts.loader is not None else ()
+    has_run = "run" in design.facts.source_locations
     if name in TUNABLE_FIELDS:
-        has_field = TUNABLE_FIELDS[name].in_run and "run" in design.facts.source_locations
+        has_field = TUNABLE_FIELDS[name].in_run and has_run
         return field_values(name, design.plan, cores) if has_field else ()
     intervention, profile = REGISTRY[name], design.profile
     if profile is None or not intervention.is_useful(profile):
+        return ()
+    if has_run and name in DONE_BY_FIELDS:
         return ()
     return intervention.values_to_try(profile, design.plan, cores)

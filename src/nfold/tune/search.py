@@ -180,6 +180,10 @@ class Search:
         workers = max(design.plan.workers or 0, *values_to_try("workers", design, self.cores), 0)
         warm_up = min(MAX_WARM_UP, WARMUP_STEPS + prefetched_batches(workers))
         steps = max(MIN_STEPS, min(MAX_STEPS, round(RUN_S / step_s)))
+        epoch = (design.facts.training_loader.batches_per_epoch or 0) // design.plan.accumulate
+        if epoch < warm_up + steps:
+            # Code may be compiled again for the last batch of the first epoch: before the timed steps.
+            warm_up = max(warm_up, epoch + 1)
         trial = design.actual().edit(steps=steps, epochs=None, warmup_steps=warm_up)
         return trial.under(random_seed=SEED) if design.profile is not None else trial
 

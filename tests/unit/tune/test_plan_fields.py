@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -19,13 +20,15 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.interventions.registry import REGISTRY
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.keep import source_edits
-from nfold.tune.plan_fields import TUNABLE_FIELDS, field_values
+from nfold.tune.plan_fields import DONE_BY_FIELDS, TUNABLE_FIELDS, field_values
 from nfold.tune.remedies import (
     PERMISSIONS,
     PlanCompletion,
     Remedy,
     apply_all,
     choose_remedies,
+    first_values,
+    values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.search import Search, TuneEvents
@@ -184,6 +187,20 @@ def test_fields_of_nfold_run_are_remedies_of_its_script() -> None:
     assert not {("step", "captured"), ("precision", "bf16"), ("workers", 2)} & values
     permitted = script_candidates(RUN_PROFILE, "precision", "communication")
     assert {("precision", "bf16"), ("exchange", "bf16")} <= {(o.name, o.value) for o in permitted}
+
+
+def test_what_fields_of_nfold_run_do_is_no_other_remedy_of_its_script() -> None:
+    assert set(DONE_BY_FIELDS) <= set(REGISTRY)
+    plan, usual = torch_plan(device="cpu"), dataclasses.replace(RUN_PROFILE, source_locations={})
+    for profile, number in ((RUN_PROFILE, 0), (usual, 1)):
+        design = ExperimentDesign(plan=plan, profile=profile)
+        assert min(1, len(values_to_try("compiled", design, HOST.cores))) == number
+
+
+def test_the_first_remedies_tried_together_need_no_permission() -> None:
+    found = script_candidates(RUN_PROFILE, "precision", "communication")
+    assert {"step", "layout"} <= {one.name for one in first_values(found)}
+    assert not {"precision", "exchange"} & {one.name for one in first_values(found)}
 
 
 def test_fields_of_nfold_run_are_kept_together_and_in_its_call() -> None:

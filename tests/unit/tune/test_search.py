@@ -233,6 +233,21 @@ def test_without_time_for_all_remedies_they_are_tried_together() -> None:
     assert not any("×" in text for text in members)
 
 
+@pytest.mark.parametrize(("batches", "warm_up"), [(None, 40), (60, 61), (5000, 40)])
+def test_the_end_of_the_first_epoch_is_not_timed(batches: int | None, warm_up: int) -> None:
+    """Code is compiled again for the last batch of an epoch."""
+    loader = dataclasses.replace(PROFILE.training_loader, batches_per_epoch=batches)
+    profile = dataclasses.replace(PROFILE, loader=loader)
+    asked: list[Plan] = []
+
+    def seen(found: Measurement, variant: Variant) -> Measurement:
+        asked.append(found.plan)
+        return found
+
+    Simulation(scenario(), seen, profile=profile).tune(SHORT_S)
+    assert {plan.warmup_steps for plan in asked[-4:]} == {warm_up}
+
+
 def test_one_that_crashes_is_found_among_those_tried_together() -> None:
     def sabotage(found: Measurement, variant: Variant) -> Measurement:
         if variant.gradient_as_bucket_view:

@@ -15,11 +15,11 @@ import pytest
 
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import (
+    AgentServer,
     ProcessSpec,
     RankGroup,
     RunOptions,
     StopRequest,
-    WarmAgent,
     agent_command,
 )
 from nfold.launch.process_tree import adopt_orphans
@@ -43,11 +43,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandoffFolder:
 def _launch(folder: HandoffFolder, code: int = 0, **environment: str) -> ProcessSpec:
     command = (sys.executable, "-c", RANK, str(folder.path), str(code))
     root = agent_command(folder, RankGroup(processes=2, command=command))
-    return ProcessSpec(command=root, environment=environment, processes=2, may_use_warm_agent=True)
+    return ProcessSpec(
+        command=root, environment=environment, processes=2, may_use_agent_server=True
+    )
 
 
-def _run(folder: HandoffFolder, launch: ProcessSpec, spare: WarmAgent) -> TreeExit:
-    return Supervisor(folder, launch, RunOptions(results=folder.path, warm_agent=spare)).run()
+def _run(folder: HandoffFolder, launch: ProcessSpec, server: AgentServer) -> TreeExit:
+    return Supervisor(folder, launch, RunOptions(results=folder.path, agent_server=server)).run()
 
 
 def _waiting() -> list[psutil.Process]:
@@ -67,13 +69,13 @@ def _the_one_that_waits() -> psutil.Process:
 def test_all_runs_after_the_first_begin_in_the_process_that_waits(
     folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(WarmAgent()) as spare:
+    with closing(AgentServer()) as server:
         monkeypatch.setenv("OF_NOBODY", "gone before the second run")
-        assert _run(folder, _launch(folder), spare).exit_code == 0
+        assert _run(folder, _launch(folder), server).exit_code == 0
         waiting = _the_one_that_waits()
         monkeypatch.delenv("OF_NOBODY")
         for number in "12":
-            assert _run(folder, _launch(folder, OF_THIS_RUN=number), spare).exit_code == 0
+            assert _run(folder, _launch(folder, OF_THIS_RUN=number), server).exit_code == 0
             said = [json.loads((folder.path / f"said-{one}.json").read_text()) for one in (0, 1)]
             assert said == [
                 {"RANK": str(rank), "OF_THIS_RUN": number, "OF_NOBODY": None} for rank in (0, 1)
@@ -83,20 +85,20 @@ def test_all_runs_after_the_first_begin_in_the_process_that_waits(
 
 
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:
-    with closing(WarmAgent()) as spare:
-        assert _run(folder, _launch(folder), spare).exit_code == 0
-        assert _run(folder, _launch(folder, code=3), spare).exit_code == 1
+    with closing(AgentServer()) as server:
+        assert _run(folder, _launch(folder), server).exit_code == 0
+        assert _run(folder, _launch(folder, code=3), server).exit_code == 1
     assert 3 in folder.agent.read_exit_codes().values()
     assert "exitcode" in folder.agent_log.read_text()
 
 
 def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> None:
-    with closing(WarmAgent()) as spare:
-        assert _run(folder, _launch(folder), spare).exit_code == 0
+    with closing(AgentServer()) as server:
+        assert _run(folder, _launch(folder), server).exit_code == 0
         waiting = _the_one_that_waits()
         waiting.send_signal(signal.SIGKILL)
         waiting.wait()
-        assert _run(folder, _launch(folder), spare).exit_code == 0
+        assert _run(folder, _launch(folder), server).exit_code == 0
         assert _the_one_that_waits() != waiting
 
 
@@ -104,7 +106,7 @@ ADOPTING = """
 import os, sys, time
 from pathlib import Path
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import ProcessSpec, RankGroup, WarmAgent, agent_command
+from nfold.launch.launch_spec import ProcessSpec, RankGroup, AgentServer, agent_command
 from nfold.launch.process_tree import adopt_orphans
 
 folder = HandoffFolder(Path(sys.argv[1]))
@@ -113,9 +115,9 @@ launch = ProcessSpec(
     command=agent_command(folder, RankGroup(processes=2, command=rank)), environment={}, processes=2
 )
 with adopt_orphans():
-    spare = WarmAgent()
-    spare.start_agent(folder, launch, dict(os.environ))
-    print(os.getpid(), spare.start_agent(folder, launch, dict(os.environ)).pid, flush=True)
+    server = AgentServer()
+    server.start_agent(folder, launch, dict(os.environ))
+    print(os.getpid(), server.start_agent(folder, launch, dict(os.environ)).pid, flush=True)
     time.sleep(600)
 """
 
@@ -134,18 +136,18 @@ def test_an_agent_is_adopted_and_ends_with_the_process_that_asked_for_it(
 
 
 def test_a_request_to_stop_ends_the_wait_for_imports(folder: HandoffFolder) -> None:
-    with closing(WarmAgent()) as spare, adopt_orphans():
-        assert spare.start_agent(folder, _launch(folder), {}) is None
+    with closing(AgentServer()) as server, adopt_orphans():
+        assert server.start_agent(folder, _launch(folder), {}) is None
         waiting = _the_one_that_waits()
         waiting.suspend()
         stop = StopRequest(signum=signal.SIGINT)
-        assert spare.start_agent(folder, _launch(folder), {}, stop=stop) is None
+        assert server.start_agent(folder, _launch(folder), {}, stop=stop) is None
         assert not waiting.is_running()
 
 
 def test_a_run_whose_agent_may_not_wait_starts_none(folder: HandoffFolder) -> None:
-    with closing(WarmAgent()) as spare:
+    with closing(AgentServer()) as server:
         launch = _launch(folder)
         own = ProcessSpec(command=launch.command, environment={}, processes=2)
-        assert _run(folder, own, spare).exit_code == 0
+        assert _run(folder, own, server).exit_code == 0
         assert _waiting() == []
