@@ -31,9 +31,7 @@ class TunableField:
 TUNABLE_FIELDS: dict[str, TunableField] = {
     "workers": TunableField(numerics="same"),
     "strategy": TunableField(numerics="same", values=("nfold", "ddp")),
-    "step": TunableField(
-        numerics="rounding", in_run=True, remedies=("compiled", "captured")
-    ),
+    "step": TunableField(numerics="rounding", in_run=True, remedies=("compiled", "captured")),
     "input": TunableField(numerics="same", in_run=True),
     "layout": TunableField(numerics="rounding", in_run=True, remedies=("channels_last",)),
     "kernels": TunableField(numerics="rounding", values=("tuned",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -323,10 +324,18 @@ def test_a_compiled_model_that_is_no_faster_is_not_advised() -> None:
     (first,) = found.significant
     assert not first.fix_measured
     assert first.fix == (
-        "train.py:7: a larger batch_size (torch.compile, reduce-overhead and default: no gain "
-        "beyond the noise)"
+        "train.py:7: a larger batch_size (torch.compile, reduce-overhead: no gain and "
+        "default: no gain)"
     )
     assert any(one.variant and one.variant.compiled for one in made)
+
+
+def test_a_gain_of_compilation_within_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Attribution, "is_faster", lambda self, trial: False)
+    found, _ = of_script(LAUNCHING, launch_ms=16.0, launch_ms_compiled={"reduce-overhead": 12.0})
+    (first,) = found.significant
+    assert not first.fix_measured
+    assert re.search(r"\(torch.compile, reduce-overhead: 1\.\d\dx, within the noise", first.fix)
 
 
 @pytest.mark.parametrize(

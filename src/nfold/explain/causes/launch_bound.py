@@ -52,7 +52,7 @@ class LaunchBoundCause(Cause):
 
     def fix(self, design: ExperimentDesign, view: MetricView) -> str:
         if design.profile is not None:
-            return _larger_batch_advice(design.profile, _compiled_trials(design), view)
+            return _larger_batch_advice(design, design.profile, view)
         captured = " or --step captured" if _can_capture(design) else ""
         return f"more work per step: a larger --batch{captured}"
 
@@ -99,6 +99,8 @@ class LaunchCosts(CostModel):
         return (device_busy_ms(self.design) or 0.0) if _uses_trace(self.design) else 0.0
 
 
+MIN_UNCERTAIN_GAIN = 1.05
+"""Times as fast: a smaller gain that is not beyond the noise is none."""
 LAUNCH_BOUND = LaunchBoundCause("launch-bound", same_loss=True, model=LaunchCosts)
 
 
@@ -111,16 +113,26 @@ def _compiled_trials(design: ExperimentDesign) -> dict[str, Trial]:
     return {mode: design.actual("real", compiled=mode) for mode in COMPILE_MODES}
 
 
-def _larger_batch_advice(profile: ScriptProfile, modes: dict[str, Trial], view: MetricView) -> str:
-    tried = [mode for mode, trial in modes.items() if view.has(trial)]
+def _larger_batch_advice(design: ExperimentDesign, profile: ScriptProfile, view: MetricView) -> str:
+    modes = _compiled_trials(design)
+    tried = [
+        f"{mode}: {_uncertain_gain(view, design.actual(), trial)}"
+        for mode, trial in modes.items()
+        if view.has(trial, design.actual())
+    ]
     also = " (torch.compile was not measured)" if modes else ""
     if tried:
-        also = f" (torch.compile, {' and '.join(tried)}: no gain beyond the noise)"
+        also = f" (torch.compile, {' and '.join(tried)})"
     elif any(trial in view.failed_trials for trial in modes.values()):
         also = " (torch.compile failed)"
     if profile.host_syncs >= 1 and profile.autocast == "fp16":
         also += ", or bf16 without GradScaler, which waits for the device in every step"
     return pytorch.increase_batch(profile, also)
+
+
+def _uncertain_gain(view: MetricView, now: Trial, changed: Trial) -> str:
+    factor = float(view.step(now) / view.step(changed))
+    return f"{factor:.2f}x, within the noise" if factor > MIN_UNCERTAIN_GAIN else "no gain"
 
 
 def _can_capture(design: ExperimentDesign) -> bool:
