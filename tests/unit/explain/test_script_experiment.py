@@ -498,6 +498,24 @@ def test_workers_are_tried_and_named_by_the_line_of_the_loader() -> None:
     assert row.fix == "train.py:7: DataLoader(..., num_workers=4)"
 
 
+def test_as_many_workers_are_tried_first_as_keep_up_with_the_rest_of_the_step() -> None:
+    """Two workers make a batch in 240 ms: 480 ms of one. The rest of a step takes 62 ms."""
+    probe = dataclasses.replace(
+        DDP,
+        loader=dataclasses.replace(LOADER, num_workers=2),
+        fetches=FetchStats(batches=10, seconds=4.8, waited_s=0.0),
+        input_wait_ms=190.0,
+    )
+    plan = Plan(
+        framework="torch", device="cuda", devices=2, cores_per_device=16, workers=2, batch=9
+    )
+    design = ExperimentDesign(plan=plan, profile=probe, step_ms=252.0)
+    assert [trial.plan.workers for trial in INPUT.fixes(design).values()] == [8, 1]
+    assert INPUT.fix(design, MetricView({})) == "train.py:7: DataLoader(..., num_workers=8)"
+    few_cores = dataclasses.replace(design, plan=plan.edit(cores_per_device=3))
+    assert [trial.plan.workers for trial in INPUT.fixes(few_cores).values()] == [4, 1]
+
+
 def test_workers_that_were_tried_and_gain_nothing_are_not_asked_for() -> None:
     """Of one device all of whose cores load: more workers only take turns, fewer load less."""
     busy = dataclasses.replace(LOADER, num_workers=4)

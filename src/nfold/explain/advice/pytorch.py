@@ -90,14 +90,14 @@ def speed_up_input(
             f"less work in {function.call_text}, or a DataLoader, whose workers make the next "
             f"batches while the device computes{unless}",
         )
-    if not (profile.training_loader.num_workers or tried_workers):
-        return num_workers_setting(profile, sufficient_workers)
+    if not tried_workers and (sufficient_workers > loader.num_workers or not loader.num_workers):
+        return num_workers_setting(profile, max(2, sufficient_workers))
     less = "less work per sample in the data set"
     if profile.device != "cpu":
         less += " (whole batches can be changed on the GPU)"
     other = ", or another num_workers (fewer may be faster)"
     if tried_workers:
-        numbers = " and ".join(map(str, tried_workers))
+        numbers = " and ".join(map(str, sorted(tried_workers)))
         other = f" (num_workers={numbers}: no gain beyond the noise)"
     return at_event(profile, "loader", less + other)
 

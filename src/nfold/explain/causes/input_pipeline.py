@@ -106,7 +106,7 @@ class InputCause(Cause):
             return pytorch.restore_affinity(design.facts)
         if design.profile is not None:
             tried = [t.plan.workers or 0 for t in self.fixes(design).values() if view.has(t)]
-            return pytorch.speed_up_input(design.profile, max(_first_workers(design)), tried)
+            return pytorch.speed_up_input(design.profile, _sufficient_workers(design), tried)
         if not design.plan.workers:
             return "load in worker processes (--workers 2), or --input resident"
         *most, last = self.fixes(design)
@@ -120,7 +120,13 @@ class InputCause(Cause):
         cannot_use_workers = renewed or bool(facts.cached_input_fraction or facts.shared_cores)
         if cannot_use_workers or facts.batch_function is not None:
             return {}
-        others = sorted({workers // 2, 2 * workers} - {0}) or _first_workers(design)
+        enough = _sufficient_workers(design)
+        if workers == 0:
+            others = list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
+        elif enough > workers:
+            others = [max(enough, 2 * workers), workers // 2][: 1 + (workers > 1)]
+        else:
+            others = sorted({workers // 2, 2 * workers} - {0})
         if design.profile is not None:
             return _with_workers(design, others)
         found = {}
@@ -318,22 +324,19 @@ def _with_workers(design: ExperimentDesign, counts: list[int]) -> dict[str, Tria
     }
 
 
-def _first_workers(design: ExperimentDesign) -> list[int]:
-    """Return worker counts for a script without workers: enough for its step, and two.
+def _sufficient_workers(design: ExperimentDesign) -> int:
+    """Return how many workers keep up with the rest of the step, as the probe run shows it.
 
-    On CPU devices, workers have no cores of their own.
+    At most those for which a GPU has cores. On CPU devices, workers have no cores of their own. As many
+    as now, and at least 1, where the loader was not observed.
     """
-    fetches, step_ms, cores = (
-        design.facts.fetches,
-        design.step_ms,
-        design.plan.cores_per_device or 1,
-    )
-    if fetches is None or not (fetches.batches and step_ms):
-        return [1, 2]
-    loading_ms = loading_ms_per_step(design.plan, fetches.batches, fetches.seconds)
-    compute_ms = max(step_ms - loading_ms, loading_ms / cores)
-    enough = min(cores, math.ceil(loading_ms / compute_ms)) if design.plan.device == "cuda" else 1
-    return list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
+    plan, fetches, step_ms = design.plan, design.facts.fetches, design.step_ms
+    workers, cores = plan.workers or 0, plan.cores_per_device or 1
+    if fetches is None or not (fetches.batches and step_ms) or plan.device != "cuda":
+        return max(1, workers)
+    of_one_ms = loading_ms_per_step(plan, fetches.batches, fetches.seconds) * max(1, workers)
+    rest_ms = step_ms - (design.facts.input_wait_ms if workers else of_one_ms)
+    return min(cores, math.ceil(of_one_ms / max(rest_ms, of_one_ms / cores)))
 
 
 def _storage_ms(
