@@ -81,7 +81,7 @@ def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[
         for text in texts[:MAX_KEPT]:
             lines += _wrapped(text, width)
         if len(texts) > MAX_KEPT:
-            lines.append((f"  and {len(texts) - MAX_KEPT} others: --json has all", "dim"))
+            lines.append((_and_others(len(texts) - MAX_KEPT), "dim"))
     others = [one for one in result.tried if one not in kept]
     others.sort(key=lambda one: (one.outcome in ("refused", "not tried"), one.outcome))
     if others:
@@ -89,7 +89,7 @@ def result_lines(result: TuneResult, files: dict[str, str], width: int) -> list[
         for one in others[:MAX_OTHERS]:
             lines += _wrapped(f"  {describe_tried(one)}", width, "dim")
         if len(others) > MAX_OTHERS:
-            lines.append((f"  and {len(others) - MAX_OTHERS} others: --json has all", "dim"))
+            lines.append((_and_others(len(others) - MAX_OTHERS), "dim"))
     if files:
         lines.append(("", ""))
     if "toml" in files:
@@ -116,6 +116,10 @@ def _kept_lines(group: Sequence[Tried]) -> list[str]:
 
 def _reason(one: Tried) -> str:
     return f"  {one.remedy.reason}" if one.remedy.reason != "standard" else ""
+
+
+def _and_others(count: int) -> str:
+    return f"  and {pluralize(count, 'other')}: --json has all"
 
 
 def conclusion(result: TuneResult) -> str:
