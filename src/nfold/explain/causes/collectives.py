@@ -14,7 +14,7 @@ from nfold.explain.advice.exchange_repairs import (
 )
 from nfold.explain.advice.trainers import trainer_advice
 from nfold.explain.causes.cause import ONE_PROCESS, Cause
-from nfold.explain.causes.cost_model import Contrast, with_both_inputs
+from nfold.explain.causes.cost_model import Contrast, replica_step, with_both_inputs
 from nfold.explain.design import (
     ExperimentDesign,
     Input,
@@ -205,8 +205,8 @@ def wrapper_contrast(design: ExperimentDesign, name: str) -> Contrast:
 
     def contrast(input_: Input) -> Contrast:
         alone, none = replicas(design, input_), no_allreduce(design, input_)
-        own = MetricView.reference_step
-        return Contrast(none, alone, name, own, own, base_first=True)
+        base = replica_step(design, input_)
+        return Contrast(none, alone, name, MetricView.reference_step, base, base_first=True)
 
     return with_both_inputs(design, contrast)
 

@@ -9,10 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nfold.core.stats import Interval
-from nfold.explain.design import ExperimentDesign, Input, Trial, with_expandable_segments
+from nfold.explain.design import (
+    ExperimentDesign,
+    Input,
+    Trial,
+    no_allreduce,
+    with_expandable_segments,
+)
 from nfold.explain.estimate.bootstrap import MetricView, Statistic
 from nfold.explain.estimate.samples import Samples
 
+SLOWER_HOST_FACTOR = 1.1  # between two runs; they usually differ by less
 INPUT_BOUND_FRACTION = 0.3  # of a step of one device: input that costs more may hide other costs
 
 
@@ -75,6 +82,25 @@ class Contrast:
 def with_both_inputs(design: ExperimentDesign, contrast: Callable[[Input], Contrast]) -> Contrast:
     """Return a contrast with the cheapest input, and as its ``real`` that with the real input."""
     return replace(contrast(design.cheapest_input), real=contrast("real"))
+
+
+def replica_step(design: ExperimentDesign, input_: Input) -> Callable[[MetricView, Trial], Samples]:
+    """Return the metric of independent ranks: their step, or that of ranks without exchange.
+
+    The latter do the same work, and more. If independent ranks took much longer, the host was slower
+    while they ran.
+    """
+    none = no_allreduce(design, input_)
+
+    def step(view: MetricView, alone: Trial) -> Samples:
+        independent = view.reference_step(alone)
+        if none == alone or not view.has(none):
+            return independent
+        without_exchange = view.reference_step(none)
+        slower = independent > SLOWER_HOST_FACTOR * without_exchange
+        return np.where(slower, without_exchange, independent)
+
+    return step
 
 
 def without_retries(design: ExperimentDesign, trial: Trial, base: Trial) -> Contrast:

@@ -9,16 +9,15 @@ from nfold.explain.causes.cause import ONE_PROCESS, Cause
 from nfold.explain.causes.cost_model import (
     Contrast,
     CostModel,
+    replica_step,
     with_both_inputs,
     without_retries,
 )
 from nfold.explain.causes.device_memory import MEMORY
-from nfold.explain.design import ExperimentDesign, Input, Trial, no_allreduce, replicas
+from nfold.explain.design import ExperimentDesign, Input, Trial, replicas
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.estimate.samples import Samples
 from nfold.explain.several_devices import one_device_trials
-
-EXCESS_QUANTILE = 0.025  # of a difference that is above 0 beyond the noise
 
 
 class SingleProcessCause(Cause):
@@ -89,7 +88,7 @@ class ThreadsCause(Cause):
 
     def contrasts(self, design: ExperimentDesign) -> tuple[Contrast, ...]:
         def shared(input_: Input) -> Contrast:
-            one, metric = design.one_device(input_), MetricView.reference_step
+            one, metric = design.one_device(input_), replica_step(design, input_)
             return Contrast(replicas(design, input_), one, metric=metric)
 
         return (with_both_inputs(design, shared), *_oversubscription(design))
@@ -130,26 +129,10 @@ class ThreadsCosts(CostModel):
 
     def lost_ms(self, view: MetricView) -> Samples:
         shared, *_ = self.contrasts
-        between = self._contention_ms(shared, view) if view.has(*shared.trials) else 0.0
+        between = shared.exposed_ms(self.design, view) if view.has(*shared.trials) else 0.0
         # Allocator retries of several processes delay each other in the driver: cause "memory".
         retries = np.minimum(MEMORY.costs(self.design).lost_ms(view), between)
         return between - np.maximum(0.0, retries) + self.oversubscription_ms(view)
-
-    def _contention_ms(self, shared: Contrast, view: MetricView) -> Samples:
-        """Return the contrast, or what ranks without exchange show if they were the faster ones.
-
-        They do what independent ranks do, and more. If independent ranks took longer beyond the
-        noise, the host was slower while they ran.
-        """
-        cost_ms = shared.exposed_ms(self.design, view)
-        none = no_allreduce(self.design, self.design.cheapest_input)
-        if not view.has(none):
-            return cost_ms
-        without_exchange = view.reference_step(none)
-        excess = view.reference_step(shared.trial) - without_exchange
-        if np.quantile(excess, EXCESS_QUANTILE) <= 0:
-            return cost_ms
-        return np.minimum(cost_ms, np.maximum(0.0, without_exchange - view.step(shared.base)))
 
     def oversubscription_ms(self, view: MetricView) -> Samples:
         """Return what more threads than cores cost input, which looks like slow input; 0 if unknown."""
