@@ -22,6 +22,7 @@ from nfold.tune.search import TuneEvents
 from nfold.tune.waterfall import kept_groups
 
 MAX_KEPT, MAX_OTHERS = 8, 6
+MAX_REASON = 160
 NUMERICS_TEXT = {
     "same": "training unchanged",
     "rounding": "training unchanged within rounding",
@@ -63,7 +64,10 @@ def describe_tried(tried: Tried) -> str:
     text = f"{tried.remedy.label}: {tried.outcome}"
     if tried.gain is not None:
         text += f", {format_ratio_interval(tried.gain)}"
-    return f"{text} ({tried.reason})" if tried.reason else text
+    reason = tried.reason
+    if len(reason) > MAX_REASON:  # an error message of several sentences
+        reason = f"{reason[:MAX_REASON].rpartition(' ')[0]} …; --json has all"
+    return f"{text} ({reason})" if reason else text
 
 
 def print_result(result: TuneResult, files: dict[str, str], *, plain: bool = False) -> None:

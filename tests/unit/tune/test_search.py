@@ -12,7 +12,7 @@ import pytest
 
 from explaining import HOST, Memory, failed, script_runner, target
 from nfold.cli.tune_command import keep_result
-from nfold.cli.tune_screen import result_lines
+from nfold.cli.tune_screen import describe_tried, result_lines
 from nfold.core.errors import RunFailure
 from nfold.core.measurement import Caveat, Measurement
 from nfold.core.plan import Plan
@@ -27,7 +27,8 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import AUGMENTED_COPIES
 from nfold.tune.conversion.conversion_check import COMPARED_STEPS
-from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
+from nfold.tune.remedies import Remedy
+from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult
 from nfold.tune.search import CHOSEN_BY_RUN, Search, TuneEvents
 from nfold.tune.source_patch import make_patch
 from nfold.tune.waterfall import kept_groups
@@ -259,6 +260,17 @@ def test_one_that_crashes_is_found_among_those_tried_together() -> None:
     assert "anomaly_detection" in kept
     assert "gradient_as_bucket_view" not in kept
     assert result.is_verified
+
+
+def test_a_long_error_message_is_one_line_on_the_screen() -> None:
+    remedy = Remedy(name="ddp_static_graph", value=True)
+    long = Tried(remedy=remedy, outcome="failed", reason="crashed: " + "a sentence of it. " * 30)
+    text = describe_tried(long)
+    assert text.startswith("static_graph=True: failed (crashed: a sentence of it. ")
+    assert text.endswith(" …; --json has all)")
+    assert len(text) < 220
+    short = dataclasses.replace(long, reason="crashed: no memory")
+    assert describe_tried(short) == "static_graph=True: failed (crashed: no memory)"
 
 
 def test_one_that_its_error_names_is_left_out_of_those_tried_together() -> None:
