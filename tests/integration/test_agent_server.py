@@ -135,6 +135,14 @@ def test_an_agent_is_adopted_and_ends_with_the_process_that_asked_for_it(
     agent.wait(timeout=60)
 
 
+def test_where_nobody_adopts_orphans_every_run_has_an_agent_of_its_own(
+    folder: HandoffFolder,
+) -> None:
+    with closing(AgentServer()) as server:
+        assert server.start_agent(folder, _launch(folder), {}) is None
+        assert server.start_agent(folder, _launch(folder), {}) is None
+
+
 def test_a_request_to_stop_ends_the_wait_for_imports(folder: HandoffFolder) -> None:
     with closing(AgentServer()) as server, adopt_orphans():
         assert server.start_agent(folder, _launch(folder), {}) is None

@@ -40,7 +40,7 @@ def main() -> None:
 def _serve_runs() -> HandoffFolder:
     """Fork a process for each run. Returns in one with several ranks; one with one rank is it."""
     wanted = deserialize(WarmImports, json.loads(sys.stdin.readline() or "{}"))
-    started = dict(os.environ)
+    started, parent = dict(os.environ), os.getppid()
     os.environ.setdefault(warm_process.NVML_CHECK, "1")
     answers = _take_stdout()
     importlib.import_module(TORCH_LAUNCHER)
@@ -56,6 +56,9 @@ def _serve_runs() -> HandoffFolder:
         pid = warm_process.fork_orphan()
         if pid == 0:
             answers.close()
+            die_with_parent()
+            if os.getppid() != parent:  # it ended before
+                os._exit(1)
             return _begin_run(request, reason)
         answers.write(json.dumps(serialize(WarmStart(pid=pid, reason=reason))) + "\n")
         answers.flush()
@@ -72,7 +75,6 @@ def _take_stdout() -> TextIO:
 
 def _begin_run(request: WarmRequest, reason: str) -> HandoffFolder:
     """Become the agent of a run; ``reason``: why its ranks cannot be forks, if so."""
-    die_with_parent()
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.environ.clear()

@@ -19,7 +19,7 @@ from nfold.core.script_profile import NO_LIBRARIES, LoadedLibraries, ReplayHints
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.process_tree import ForkedProcess
+from nfold.launch.process_tree import ForkedProcess, is_child
 from nfold.sandbox.overlay import PER_RANK, SHARED, STATE_VARIABLE, views_are_allowed
 
 CPU_MALLOC_ENVIRONMENT = {
@@ -222,6 +222,8 @@ class AgentServer:
             with contextlib.suppress(OSError):  # it was killed
                 _send(self._server, request)
                 started = _answer(self._server, stop or StopRequest())
+        if started is not None and not is_child(started.pid):
+            started = None  # nobody adopts orphans here; the agent ends by itself
         if started is None or started.reason:
             self.close()
             self._server = self._start(launch.library_environment, libraries)

@@ -46,6 +46,15 @@ def adopt_orphans() -> Iterator[None]:
         libc.prctl(PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
+def is_child(pid: int) -> bool:
+    """Return whether a process is a child of this one, which may have ended."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 class ForkedProcess:
     """A child of this process that ``subprocess`` did not start, with the methods of Popen."""
 
