@@ -1,4 +1,4 @@
-"""How long a tree of ranks takes to start and end: with a new agent, or one that is forked.
+"""Time the start and end of a process tree, with a new agent and with a forked one.
 
     python benchmarks/agent_start.py [--ranks 2] [--pairs 5] [--between 3]
 

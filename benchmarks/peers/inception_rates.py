@@ -11,8 +11,8 @@ import sys
 from dataclasses import dataclass
 
 from nfold import workloads
+from nfold.core.child_process import die_with_parent
 from nfold.core.input_rates import ImageRate
-from nfold.core.parent_death import die_with_parent
 from nfold.core.plan import Plan
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.workload import Workload

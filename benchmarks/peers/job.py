@@ -14,7 +14,7 @@ from typing import NoReturn, cast
 from turns import Channel, Stop
 
 from nfold import data, workloads
-from nfold.core.parent_death import die_with_parent
+from nfold.core.child_process import die_with_parent
 from nfold.core.workload import Workload
 from nfold.data import photographs
 from nfold.data.arrays import DataSetArrays

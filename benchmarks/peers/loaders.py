@@ -18,7 +18,7 @@ from photographs import Photographs
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from nfold.core.parent_death import die_with_parent
+from nfold.core.child_process import die_with_parent
 from nfold.data.arrays import DataSetArrays
 from nfold.telemetry.machine_inspection import usable_cores
 

@@ -56,7 +56,7 @@ while True:
 
 @pytest.fixture
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runs on CPU devices use an agent that waits, as those on GPUs do."""
+    """Let the agents of runs on CPU devices be forked, as those on GPUs are."""
 
     def spec(*args: Any, **options: Any) -> ProcessSpec:
         return dataclasses.replace(spec_for_plan(*args, **options), may_use_agent_server=True)
@@ -67,7 +67,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 def measure(
     folder: Path,
     devices: int,
-    agent: AgentServer,
+    server: AgentServer,
     variables: tuple[tuple[str, str], ...] = (),
     modules: tuple[str, ...] = ("numpy", "torch", "wave", "pyarrow"),
 ) -> tuple[Measurement, list[dict[str, Any]]]:
@@ -79,7 +79,7 @@ def measure(
         device="cpu", devices=devices, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
     libraries = LoadedLibraries(modules=modules, variables=variables)
-    options = RunOptions(results=folder, agent_server=agent, libraries=libraries)
+    options = RunOptions(results=folder, agent_server=server, libraries=libraries)
     workload = Workload.from_script(str(folder / "train.py"))
     found = run(workload, plan, Variant(), machine=host, options=options)
     assert found.status == "ok", found.cause
@@ -93,9 +93,9 @@ def measure(
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
-        cold, first = measure(tmp_path, devices, agent)
-        warm, second = measure(tmp_path, devices, agent)
+    with closing(AgentServer(str(tmp_path / "train.py"))) as server:
+        cold, first = measure(tmp_path, devices, server)
+        warm, second = measure(tmp_path, devices, server)
     assert not any(said["loaded"] for said in first)
     assert all(said["loaded"] for said in second)
     assert all(said["program"][-1] == "nfold.launch.agent" for said in second)
@@ -108,19 +108,19 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
-        measure(tmp_path, 1, agent)
+    with closing(AgentServer(str(tmp_path / "train.py"))) as server:
+        measure(tmp_path, 1, server)
         monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
-        _, (said,) = measure(tmp_path, 1, agent)
+        _, (said,) = measure(tmp_path, 1, server)
     assert not said["loaded"]
 
 
 @pytest.mark.usefixtures("warm")
 def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
-        measure(tmp_path, 1, agent)
-        found, (said,) = measure(tmp_path, 1, agent, (("MKL_DYNAMIC", "FALSE"),))
+    with closing(AgentServer(str(tmp_path / "train.py"))) as server:
+        measure(tmp_path, 1, server)
+        found, (said,) = measure(tmp_path, 1, server, (("MKL_DYNAMIC", "FALSE"),))
     assert not said["loaded"]
     assert found.folder is not None
     log = HandoffFolder(tmp_path / found.folder).agent_log.read_text()
@@ -131,9 +131,9 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
-    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
-        measure(tmp_path, 1, agent, modules=())
-        _, (said,) = measure(tmp_path, 1, agent, modules=tuple(imported))
+    with closing(AgentServer(str(tmp_path / "train.py"))) as server:
+        measure(tmp_path, 1, server, modules=())
+        _, (said,) = measure(tmp_path, 1, server, modules=tuple(imported))
     assert said["program"][-1] == "nfold.launch.agent"
 
 
@@ -142,9 +142,9 @@ def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: P
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
     without = tuple(name for name in imported if not name.startswith("numpy."))
-    with closing(AgentServer(str(tmp_path / "train.py"))) as agent:
-        measure(tmp_path, 1, agent, modules=())
-        found, (said,) = measure(tmp_path, 1, agent, modules=without)
+    with closing(AgentServer(str(tmp_path / "train.py"))) as server:
+        measure(tmp_path, 1, server, modules=())
+        found, (said,) = measure(tmp_path, 1, server, modules=without)
     assert said["program"][-1] != "nfold.launch.agent"
     assert found.folder is not None
     log = HandoffFolder(tmp_path / found.folder).agent_log.read_text()

@@ -13,9 +13,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from nfold.core.parent_death import die_with_parent
+from nfold.core.child_process import die_with_parent, empty_stdin, take_stdout
 from nfold.core.serialization import deserialize, serialize
 from nfold.launch import warm_process
 from nfold.launch.handoff import HandoffFolder
@@ -42,7 +42,7 @@ def _serve_runs() -> HandoffFolder:
     wanted = deserialize(WarmImports, json.loads(sys.stdin.readline() or "{}"))
     started, parent = dict(os.environ), os.getppid()
     os.environ.setdefault(warm_process.NVML_CHECK, "1")
-    answers = _take_stdout()
+    answers = take_stdout()
     importlib.import_module(TORCH_LAUNCHER)
     warm_process.import_libraries(wanted.modules)
     imported = {*wanted.modules}
@@ -65,18 +65,9 @@ def _serve_runs() -> HandoffFolder:
     sys.exit(0)
 
 
-def _take_stdout() -> TextIO:
-    """Return a file of the standard output; what libraries print goes nowhere."""
-    found = os.fdopen(os.dup(1), "w")
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-    return found
-
-
 def _begin_run(request: WarmRequest, reason: str) -> HandoffFolder:
     """Become the agent of a run; ``reason``: why its ranks cannot be forks, if so."""
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
+    empty_stdin()
     os.environ.clear()
     os.environ.update(request.environment)
     folder = HandoffFolder(Path(request.folder))

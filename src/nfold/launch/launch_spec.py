@@ -147,9 +147,9 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmImports:
-    """What an agent imports while it waits.
+    """What a process imports before the agents of runs are forked from it.
 
-    ``modules`` are those of the probe run. Before its end only the ``script`` is known: the agent
+    ``modules`` are those of the probe run. Before its end only the ``script`` is known: the process
     imports what its code imports from packages.
     """
 
@@ -159,7 +159,7 @@ class WarmImports:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmRequest:
-    """A run for a waiting process: its folder, and the whole environment of its ranks.
+    """A run whose agent is forked: its folder, and the whole environment of its ranks.
 
     ``libraries`` are imported before, if they are not yet. A run with one rank has its command: the
     agent becomes this rank.

@@ -21,8 +21,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from nfold.core.child_process import die_with_parent, empty_stdin
 from nfold.core.import_hooks import call_after_import
-from nfold.core.parent_death import die_with_parent
 from nfold.core.source_location import error_location
 from nfold.engines import rank_process
 from nfold.engines.base import Phase
@@ -164,8 +164,7 @@ def _start_rank(folder: HandoffFolder, rank: int, local_rank: int, cores: int) -
     folder.reset_rank(rank, local_rank)
     provide_terminal_size()
     if rank != 0:  # torchelastic lets all ranks read the same input
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), 0)
+        empty_stdin()
         open_terminal()
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = sorted(os.sched_getaffinity(0))

@@ -76,7 +76,7 @@ def _imported_names(script: str) -> list[str]:
 
 
 def reason_against_fork(
-    started: Mapping[str, str], request: WarmRequest, imported_before: Collection[str] = ()
+    started: Mapping[str, str], request: WarmRequest, imported_before: Collection[str]
 ) -> str:
     """Return why a fork of this process cannot be a rank; empty if it can.
 

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 import psutil
 
+from nfold.core.child_process import die_with_parent
 from nfold.core.errors import MachineUnfit
 from nfold.core.fingerprint import module_file
 from nfold.core.measurement import Caveat, RankSamples
-from nfold.core.parent_death import die_with_parent
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import error_location
 from nfold.engines.base import Observer, Phase, Task, get_framework

@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from nfold.core.child_process import die_with_parent
 from nfold.core.errors import UsageError
-from nfold.core.parent_death import die_with_parent
 from nfold.telemetry import telemetry_csv
 from nfold.telemetry.host import HostSnapshot, SnapshotInterval, take_snapshot
 from nfold.telemetry.nvml import VISIBLE_VARIABLE, Nvml, NvmlDevice

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nfold.core.child_process import die_with_parent, take_stdout
 from nfold.core.errors import UnknownValue, UsageError, closest_first
 from nfold.core.image_augmentation import MAX_CHANNELS, check_augmentations
-from nfold.core.parent_death import die_with_parent
 from nfold.core.serialization import serialize
 from nfold.core.source_location import error_location
 from nfold.core.workload import Training, Workload
@@ -219,8 +219,7 @@ def _type_name(value: object) -> str:
 
 def main() -> None:
     die_with_parent()
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    output = take_stdout()
     try:
         answer: Any = serialize(describe(Workload(name=sys.argv[1])))
     except UsageError as error:

@@ -72,7 +72,7 @@ def speed_up_input(
 ) -> str:
     """Advise on slow input if no measured number of workers helps.
 
-    ``sufficient_workers`` should keep up with the step; ``tried_workers`` were measured.
+    ``sufficient_workers``, at least 1, should keep up with the step; ``tried_workers`` were measured.
     """
     loader, function = profile.training_loader, profile.batch_function
     if loader.renewed_at is not None:
@@ -90,7 +90,7 @@ def speed_up_input(
             f"less work in {function.call_text}, or a DataLoader, whose workers make the next "
             f"batches while the device computes{unless}",
         )
-    if not tried_workers and (sufficient_workers > loader.num_workers or not loader.num_workers):
+    if not tried_workers and sufficient_workers > loader.num_workers:
         return num_workers_setting(profile, max(2, sufficient_workers))
     less = "less work per sample in the data set"
     if profile.device != "cpu":

@@ -120,13 +120,7 @@ class InputCause(Cause):
         cannot_use_workers = renewed or bool(facts.cached_input_fraction or facts.shared_cores)
         if cannot_use_workers or facts.batch_function is not None:
             return {}
-        enough = _sufficient_workers(design)
-        if workers == 0:
-            others = list(dict.fromkeys((enough, 2))) if enough > 1 else [1, 2]
-        elif enough > workers:
-            others = [max(enough, 2 * workers), workers // 2][: 1 + (workers > 1)]
-        else:
-            others = sorted({workers // 2, 2 * workers} - {0})
+        others = _other_workers(workers, _sufficient_workers(design))
         if design.profile is not None:
             return _with_workers(design, others)
         found = {}
@@ -324,6 +318,15 @@ def _with_workers(design: ExperimentDesign, counts: list[int]) -> dict[str, Tria
     }
 
 
+def _other_workers(workers: int, enough: int) -> list[int]:
+    """Return the numbers of workers to try, the likely one first; ``enough`` keep up with the step."""
+    if workers == 0:
+        return list(dict.fromkeys((enough, 2)))
+    more, fewer = max(enough, 2 * workers), workers // 2
+    likely = (more, fewer) if enough > workers else (fewer, more)
+    return [count for count in likely if count]
+
+
 def _sufficient_workers(design: ExperimentDesign) -> int:
     """Return how many workers keep up with the rest of the step, as the probe run shows it.
 
@@ -332,7 +335,8 @@ def _sufficient_workers(design: ExperimentDesign) -> int:
     """
     plan, fetches, step_ms = design.plan, design.facts.fetches, design.step_ms
     workers, cores = plan.workers or 0, plan.cores_per_device or 1
-    if fetches is None or not (fetches.batches and step_ms) or plan.device != "cuda":
+    on_gpu = plan.device == "cuda"
+    if fetches is None or not (fetches.batches and fetches.seconds and step_ms and on_gpu):
         return max(1, workers)
     of_one_ms = loading_ms_per_step(plan, fetches.batches, fetches.seconds) * max(1, workers)
     rest_ms = step_ms - (design.facts.input_wait_ms if workers else of_one_ms)

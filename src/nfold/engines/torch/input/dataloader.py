@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from nfold.core.parent_death import die_with_parent
+from nfold.core.child_process import die_with_parent
 from nfold.core.plan import PREFETCH_BATCHES, PREFETCH_WARMUP_FACTOR, Plan
 from nfold.data.arrays import DataSetArrays
 from nfold.engines import sampling

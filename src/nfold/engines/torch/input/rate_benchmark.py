@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from multiprocessing.queues import SimpleQueue
@@ -23,9 +22,9 @@ import torch
 from torch.utils.data import Dataset
 
 from nfold import workloads
+from nfold.core.child_process import die_with_parent, take_stdout
 from nfold.core.errors import MachineUnfit, NfoldError
 from nfold.core.input_rates import ImageRate, InputRates, max_decoding_workers
-from nfold.core.parent_death import die_with_parent
 from nfold.core.serialization import deserialize, serialize
 from nfold.core.variant import Variant
 from nfold.data.packed_jpegs import PackedJpegs
@@ -162,8 +161,7 @@ def _summarize(found: list[float]) -> ImageRate:
 def main() -> None:
     """Run the process. Its standard output is for the JSON object only."""
     die_with_parent()
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    answer = take_stdout()
     reply: Any
     try:
         reply = serialize(measure_rates(deserialize(Task, json.load(sys.stdin))))
