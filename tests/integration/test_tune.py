@@ -112,7 +112,7 @@ def test_a_plain_script_is_converted_to_two_devices_and_back(tmp_path: Path) -> 
     shutil.copy(PLAIN_SCRIPT, script)
     original = script.read_bytes()
     tune = [sys.executable, "-m", "nfold", "tune", "train.py"]
-    command = [*tune, "--devices", "cpu:2", "--budget", "6m", "--apply", "--json"]
+    command = [*tune, "--devices", "cpu:2", "--budget", "4m", "--apply", "--json"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     result = json.loads(found.stdout)
     first = result["tried"][0]

@@ -54,7 +54,12 @@ TUNABLE_FIELDS: dict[str, TunableField] = {
 """In the order in which they are tried. What a framework cannot do, its rules refuse."""
 
 
-DONE_BY_FIELDS = tuple(name for field in TUNABLE_FIELDS.values() for name in field.remedies)
+CHOSEN_BY_RUN = (
+    *(name for field in TUNABLE_FIELDS.values() for name in field.remedies),
+    "cudnn_benchmark",
+    "fused_optimizer",
+)
+"""Remedies that are not tried on scripts with nfold.Run: its plan has them, or it always does them."""
 OF_SEVERAL_DEVICES = ("strategy", "exchange", "batch_norm")
 
 

@@ -16,7 +16,7 @@ from nfold.explain.result.budget import Budget
 from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.plan_fields import (
-    DONE_BY_FIELDS,
+    CHOSEN_BY_RUN,
     TUNABLE_FIELDS,
     field_values,
     worker_counts,
@@ -330,6 +330,6 @@ def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any,
     intervention, profile = REGISTRY[name], design.profile
     if profile is None or not intervention.is_useful(profile):
         return ()
-    if has_run and name in DONE_BY_FIELDS:
+    if has_run and name in CHOSEN_BY_RUN:
         return ()
     return intervention.values_to_try(profile, design.plan, cores)

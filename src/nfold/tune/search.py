@@ -28,6 +28,7 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.conversion.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
+from nfold.tune.plan_fields import CHOSEN_BY_RUN
 from nfold.tune.remedies import (
     CONVERSION,
     CONVERTED_STRATEGY,
@@ -54,8 +55,6 @@ MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
-# What the plan of nfold.Run sets in a converted script
-CHOSEN_BY_RUN = ("channels_last", "compiled", "cudnn_benchmark", "fused_optimizer")
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
@@ -393,7 +392,7 @@ class Search:
             gain = self._gain_over(others, group, original)
             if gain is None:
                 return
-            if gain.value <= MIN_GAIN:
+            if gain.value <= self._threshold:
                 self.kept = others
                 for one in group:
                     self._replace_note(one, "dropped", gain, "as fast without it beside the others")

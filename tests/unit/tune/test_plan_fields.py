@@ -20,7 +20,7 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.interventions.registry import REGISTRY
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.keep import source_edits
-from nfold.tune.plan_fields import DONE_BY_FIELDS, TUNABLE_FIELDS, field_values
+from nfold.tune.plan_fields import CHOSEN_BY_RUN, TUNABLE_FIELDS, field_values
 from nfold.tune.remedies import (
     PERMISSIONS,
     PlanCompletion,
@@ -190,7 +190,7 @@ def test_fields_of_nfold_run_are_remedies_of_its_script() -> None:
 
 
 def test_what_fields_of_nfold_run_do_is_no_other_remedy_of_its_script() -> None:
-    assert set(DONE_BY_FIELDS) <= set(REGISTRY)
+    assert set(CHOSEN_BY_RUN) <= set(REGISTRY)
     plan, usual = torch_plan(device="cpu"), dataclasses.replace(RUN_PROFILE, source_locations={})
     for profile, number in ((RUN_PROFILE, 0), (usual, 1)):
         design = ExperimentDesign(plan=plan, profile=profile)

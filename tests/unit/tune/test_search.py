@@ -27,9 +27,10 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import AUGMENTED_COPIES
 from nfold.tune.conversion.conversion_check import COMPARED_STEPS
+from nfold.tune.plan_fields import CHOSEN_BY_RUN
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult
-from nfold.tune.search import CHOSEN_BY_RUN, Search, TuneEvents
+from nfold.tune.search import Search, TuneEvents
 from nfold.tune.source_patch import make_patch
 from nfold.tune.waterfall import kept_groups
 
