@@ -178,7 +178,7 @@ def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
-    variants = (Variant(), Variant(exchange="half"))
+    variants = (Variant(), Variant(gradient_compression="fp16"))
     found, _ = _measured(tmp_path, "usual", steps=10, variants=variants)
     assert found.status == "ok", found.cause
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1

@@ -307,10 +307,16 @@ class ScriptProfile:
         return reduced >= self.parameter_bytes > 0
 
     @property
-    def sends_fp32_gradients(self) -> bool:
-        """Return whether DDP sends dense fp32 gradients unchanged, so that half precision is possible."""
+    def compressed_gradient_type(self) -> str:
+        """The 16-bit type in which DDP could send gradients; "" if it sends no dense fp32 unchanged.
+
+        The bf16 hook of DistributedDataParallel needs NCCL; others use fp16.
+        """
         dense = self.parallel == "ddp" and not self.sparse_gradient_bytes
-        return dense and not self.comm_hook and self.parameter_bytes == 4 * self.parameter_count
+        is_fp32 = self.parameter_bytes == 4 * self.parameter_count
+        if not (dense and is_fp32) or self.comm_hook:
+            return ""
+        return "bf16" if self.backend == "nccl" else "fp16"
 
     @property
     def replay_hints(self) -> ReplayHints:

@@ -50,7 +50,7 @@ class Trial:
     @property
     def keeps_collectives(self) -> bool:
         """Return whether collectives give its ranks the values of the script, but for rounding."""
-        return self.variant.exchange in ("real", "half") and not self.variant.independent
+        return self.variant.exchange == "real" and not self.variant.independent
 
     def metrics(self, measurement: Measurement) -> Metrics:
         """Return all metrics of a measurement of the trial; empty if nothing was timed."""

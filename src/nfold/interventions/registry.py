@@ -8,6 +8,7 @@ from nfold.interventions.communication.buffer_broadcast import BufferBroadcast
 from nfold.interventions.communication.ddp_bucket_size import DdpBucketSize
 from nfold.interventions.communication.ddp_static_graph import DdpStaticGraph
 from nfold.interventions.communication.gradient_bucket_views import GradientBucketViews
+from nfold.interventions.communication.gradient_compression import GradientCompression
 from nfold.interventions.communication.gradient_exchange_mode import GradientExchangeMode
 from nfold.interventions.communication.independent_ranks import IndependentRanks
 from nfold.interventions.communication.micro_batch_exchange import MicroBatchExchange
@@ -95,6 +96,7 @@ class Interventions:
     autocast_bf16 = AutocastBf16()
     restored_affinity = RestoredAffinity()
     run_plan = RunPlanFields()
+    gradient_compression = GradientCompression()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -45,6 +45,19 @@ def add_after_model(profile: Any, statement: str) -> tuple[SourceEdit, ...] | No
     return tuple(edits) or None
 
 
+def add_after_wrapper(
+    profile: Any, statement: str, needed_import: str
+) -> tuple[SourceEdit, ...] | None:
+    """Add a statement after every DistributedDataParallel; ``{assigned}`` in it is its name."""
+    if profile.parallel != "ddp":
+        return None
+    edits = [
+        AddStatement(location=line, statement=statement, imports=(needed_import,))
+        for line in _own_lines(profile, "wrapper")
+    ]
+    return tuple(edits) or None
+
+
 def wrap_moved_model(profile: Any, template: str) -> tuple[SourceEdit, ...] | None:
     """Wrap every expression that moves a model to a device; ``{}`` is the expression."""
     edits = [

@@ -30,7 +30,7 @@ COMPOUND = (
 LEAVING = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MODULE_METHODS = ("to", "cuda", "cpu", "float", "half", "bfloat16", "double", "train", "eval")
 """Methods of a module that return the module itself."""
-TARGET = "{target}"
+TARGET, ASSIGNED = "{target}", "{assigned}"
 
 
 def edit_source(
@@ -211,6 +211,15 @@ def _target(source: PythonSource, statement: ast.stmt, position: Position) -> st
     return name
 
 
+def _name_of_value(statement: ast.stmt) -> str:
+    """Return the name that a statement gives to its whole value."""
+    match statement:
+        case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
+            if name := dotted_name(target):
+                return name
+    raise RefusedEdit("it gives its value no name")
+
+
 def _assigned_name(source: PythonSource, node: ast.AST) -> str:
     """Return the name that a statement gives to a part of its value, "" if there is none.
 
@@ -250,6 +259,8 @@ def _add_statement(
     code = edit.statement
     if TARGET in code:
         code = code.replace(TARGET, _target(source, statement, position))
+    if ASSIGNED in code:
+        code = code.replace(ASSIGNED, _name_of_value(statement))
     added = ast.parse(code).body
     rewrite = SourceRewrite(source)
     _add_imports(source, rewrite, statement, edit.imports)

@@ -58,6 +58,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "nccl_algorithm",
         "nccl_protocol",
         "exchange",
+        "gradient_compression",
     ),
     "synchronization": (
         "find_unused_parameters",

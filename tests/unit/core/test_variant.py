@@ -69,7 +69,11 @@ def test_merge_combines_interventions() -> None:
         (Variant(exchange="none"), {"devices": 1}, "one device exchanges"),
         (Variant(independent=True), {"devices": 1}, "no other"),
         (Variant(exchange="barrier"), {"devices": 2, "strategy": "dp"}, "DataParallel"),
-        (Variant(exchange="half"), {"devices": 2, "strategy": "nfold"}, "a hook that sends half"),
+        (
+            Variant(gradient_compression="bf16"),
+            {"devices": 2, "strategy": "nfold"},
+            "only DistributedDataParallel",
+        ),
         (Variant(independent=True), {"devices": 2, "strategy": "dp"}, "one process"),
         (Variant(input="replayed"), {"devices": 2, "input": "resident"}, "on the device"),
         (Variant(device=1), {"devices": 2}, "plan on one device"),

@@ -57,7 +57,7 @@ def test_every_variant_adds_its_own_cost() -> None:
     assert _step_ms(script, Variant(exchange="none")) == pytest.approx(11.5)
     assert _step_ms(script, Variant(exchange="barrier")) == pytest.approx(11.8)
     assert _step_ms(script) == pytest.approx(14.8)
-    assert _step_ms(script, Variant(exchange="half")) == pytest.approx(11.8)
+    assert _step_ms(script, Variant(gradient_compression="bf16")) == pytest.approx(11.8)
 
 
 def test_buffers_and_host_syncs_are_independent() -> None:

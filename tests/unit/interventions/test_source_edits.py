@@ -50,6 +50,7 @@ BY_PACKAGE = SourceLocation(line="train.py:9", package_line="accelerate/accelera
 IN_STEP = SourceLocation(line="train.py:9", per_step=1.0)
 AT_PLACES = [
     ("broadcast_buffers", False, "wrapper"),
+    ("gradient_compression", "bf16", "wrapper"),
     ("anomaly_detection", False, "anomaly"),
     ("channels_last", True, "model"),
     ("compiled", "default", "model"),

@@ -576,6 +576,14 @@ STYLES = [
         "Net(); model.compile();",
     ),
     Style(
+        "name of a wrapper with a model in it",
+        "from w import DistributedDataParallel\nif many:\n    ddp = DistributedDataParallel(Net().to(0))\n",
+        [after(3, "{assigned}.register(hook)", ("from hooks import hook",))],
+        "DistributedDataParallel\nif many:\n    ddp = DistributedDataParallel(Net().to(0))\n",
+        "DistributedDataParallel\nfrom hooks import hook\nif many:\n"
+        "    ddp = DistributedDataParallel(Net().to(0))\n    ddp.register(hook)\n",
+    ),
+    Style(
         "statement in a block of one line",
         "if cuda: model.cuda()\n",
         [after("1:10", "{target}.compile()")],
@@ -795,6 +803,7 @@ REFUSED = [
         "not Python in line 2",
     ),
     Refused("no name", "train(Net())\n", after(1, "{target}.compile()"), "no name"),
+    Refused("unnamed wrapper", "train(DDP(net))\n", after(1, "{assigned}.f()"), "no name"),
     Refused(
         "no name of the model",
         "optimizer = SGD(Net().to(device).parameters())\n",

@@ -195,9 +195,11 @@ class StepCosts:
             cost_ms += scenario.latency_ms
             cost_ms += scenario.repeated_ms if variant.exchange_each_micro_batch else 0.0
             cost_ms += scenario.buffers_ms if variant.broadcast_buffers else 0.0
-        if variant.exchange in ("real", "half"):
+        if variant.exchange == "real":
             hidden_ms = scenario.overlap * compute_ms
-            transfer_ms = scenario.transfer_ms / (2 if variant.exchange == "half" else 1)
+            transfer_ms = scenario.transfer_ms / (
+                1 if variant.gradient_compression == "none" else 2
+            )
             cost_ms += scenario.exchange_ms + max(0.0, transfer_ms - hidden_ms)
         if self.task.plan.strategy == "dp":
             cost_ms += scenario.dp_exchange_ms

@@ -318,14 +318,10 @@ def reduce_gradient_bytes(profile: ScriptProfile, *, half_tried: bool = False) -
 
 
 def halve_gradient_bytes(profile: ScriptProfile) -> str:
-    """Return the code that halves the gradient bytes, "" without such a setting.
-
-    The bf16 hook of DistributedDataParallel needs NCCL; others use fp16.
-    """
-    code = trainer_advice(profile).half_gradients
-    if not (code and profile.sends_fp32_gradients):
+    """Return the code that halves the gradient bytes, "" without such a setting."""
+    code, kind = trainer_advice(profile).half_gradients, profile.compressed_gradient_type
+    if not (code and kind):
         return ""
-    kind = "bf16" if profile.backend == "nccl" else "fp16"
     return at_event(profile, "wrapper", code.format(kind, kind.upper()))
 
 

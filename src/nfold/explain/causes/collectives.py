@@ -73,7 +73,8 @@ class LinkCause(Cause):
             return {}
         if design.profile is not None:
             advice = pytorch.halve_gradient_bytes(design.profile)
-            return {advice: design.actual(exchange="half")} if advice else {}
+            kind = design.profile.compressed_gradient_type
+            return {advice: design.actual(gradient_compression=kind)} if advice else {}
         if design.plan.exchange != "fp32":
             return {}
         found = {"--exchange bf16": design.actual().edit(exchange="bf16")}

@@ -24,7 +24,11 @@ from nfold.core.source_location import frame_line, is_user_code
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.communication.data_parallel import NO_BUFFER_SYNC
-from nfold.engines.torch.communication.gradient_exchange import CompletedWork, select_ddp_hook
+from nfold.engines.torch.communication.gradient_exchange import (
+    CompletedWork,
+    replaces_ddp_hook,
+    select_ddp_hook,
+)
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.gathered_tensors import GATHERS
 from nfold.instrument.hooks.patches import Patches, PatchFactory
@@ -61,7 +65,7 @@ class DataParallelHooks:
         (patches if always else warm_up).wrap(DistributedDataParallel, "forward", self._ddp_forward)
         patches.wrap(DistributedDataParallel, "__init__", self._construct_ddp)
         patches.wrap(DataParallel, "__init__", self._construct_dp)
-        if not self._variant.is_baseline("exchange"):
+        if replaces_ddp_hook(self._variant):
             for name in ("register_comm_hook", torch_private.REGISTER_BUILTIN_HOOK):
                 patches.wrap(DistributedDataParallel, name, self._register_comm_hook)
         if not self._variant.is_baseline("synchronised_batch_norm"):
@@ -130,7 +134,7 @@ class DataParallelHooks:
         original(*bound.args, **bound.kwargs)
         self.ddp.append(module)
         self._on_wrap()
-        if self._variant.is_baseline("exchange"):
+        if not replaces_ddp_hook(self._variant):
             return
         group = module.process_group
 

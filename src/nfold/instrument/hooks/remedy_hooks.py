@@ -22,6 +22,7 @@ from nfold.instrument.hooks.script_remedies import ScriptRemedies
 from nfold.instrument.input.loader_workers import TrainingLoaderSettings
 from nfold.interventions.intervention import Intervention
 
+OF_WRAPPERS = {"broadcast_buffers", "gradient_compression", "synchronised_batch_norm"}
 COMPILED_STEPS = 10  # models that train later than this are not compiled
 
 
@@ -54,8 +55,8 @@ class RemedyHooks:
     def install(self, patches: Patches) -> None:
         """Install the hooks that the remedies need; the script has just imported torch."""
         variant, counters = self._remedies.variant, Patches()
-        own_wrapping = variant.broadcast_buffers and variant.synchronised_batch_norm
-        if variant.ddp_arguments() or not own_wrapping:
+        changed = {each.name for each, _ in variant.interventions()}
+        if variant.ddp_arguments() or changed & OF_WRAPPERS:
             self._wrappers.install(patches, counters)
         if variant.channels_last:
             self._weights.install(patches)
@@ -84,6 +85,7 @@ class RemedyHooks:
     def _is_applied(self, intervention: Intervention[Any], value: Any) -> bool:
         by_hooks = {
             "broadcast_buffers": self._has_ddp,
+            "gradient_compression": self._has_ddp,
             "synchronised_batch_norm": self._wrappers.has_replaced_batch_norm,
             "channels_last": self._weights.has_converted,
             "compiled": self._compiler.has_compiled,

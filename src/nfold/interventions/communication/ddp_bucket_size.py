@@ -6,21 +6,19 @@ from typing import Any
 
 from nfold.core.errors import UsageError
 from nfold.core.plan import Plan
-from nfold.interventions.intervention import Intervention
+from nfold.interventions.communication.ddp_remedy import DdpRemedy
 
 MIB = 1 << 20
 
 
-class DdpBucketSize(Intervention[int | None]):
+class DdpBucketSize(DdpRemedy[int | None]):
     """MiB of gradients in one all-reduce of DistributedDataParallel; None: as the script says.
 
     Small buckets begin earlier in the backward, large ones use the full bandwidth.
     """
 
     default = None
-    kind = "remedy"
     numerics = "rounding"  # where a bucket is divided decides in which order ranks are added
-    needed_in_run = "DistributedDataParallel"
     refused_in_workloads = "workloads choose the sizes of their buckets"
 
     def check(self, value: int | None) -> None:
@@ -29,11 +27,6 @@ class DdpBucketSize(Intervention[int | None]):
 
     def label(self, value: int | None) -> str:
         return f"bucket_cap_mb={value}"
-
-    def refusal(self, value: int | None, plan: Plan) -> str | None:
-        if plan.devices == 1 or plan.strategy != "ddp":
-            return "only DistributedDataParallel has buckets"
-        return None
 
     def is_useful(self, profile: Any) -> bool:
         return bool(profile.parallel == "ddp" and sum(profile.bucket_bytes) > MIB)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nfold.core.plan import Plan
-from nfold.interventions.intervention import Intervention
+from nfold.interventions.communication.ddp_remedy import DdpRemedy
 
 
-class DdpStaticGraph(Intervention[bool]):
+class DdpStaticGraph(DdpRemedy[bool]):
     """Every step has the same graph: unused parameters are searched for in the first one only.
 
     DistributedDataParallel raises RuntimeError in a step with another graph. Activation
@@ -18,14 +18,12 @@ class DdpStaticGraph(Intervention[bool]):
 
     default = False
     labels = {True: "static_graph=True"}
-    kind = "remedy"
     numerics = "rounding"  # in place of a search for unused parameters, buckets are built anew
-    needed_in_run = "DistributedDataParallel"
     refused_in_workloads = "workloads have no unused parameters to search for"
 
     def refusal(self, value: bool, plan: Plan) -> str | None:
-        if plan.devices == 1 or plan.strategy != "ddp":
-            return "only DistributedDataParallel has the argument"
+        if reason := super().refusal(value, plan):
+            return reason
         if plan.accumulate > 1:
             return "a static graph cannot be combined with no_sync() of accumulated batches"
         return None

@@ -1,22 +1,22 @@
-"""Exchange no gradients, one element of each bucket, or half of the bytes."""
+"""Exchange no gradients, or one element of each bucket."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from nfold.core.plan import Plan
-from nfold.interventions.intervention import Intervention, WorkloadFacts
+from nfold.interventions.intervention import Intervention
 
 
-class GradientExchangeMode(Intervention[Literal["real", "none", "barrier", "half"]]):
+class GradientExchangeMode(Intervention[Literal["real", "none", "barrier"]]):
     """The gradients that ranks exchange after backward.
 
-    All of them (``real``), nothing (``none``), one element per bucket in the same order
-    (``barrier``), or half of the bytes of DistributedDataParallel (``half``).
+    All of them (``real``), nothing (``none``), or one element per bucket in the same order
+    (``barrier``).
     """
 
     default = "real"
-    labels = {"none": "no all-reduce", "barrier": "barrier only", "half": "half the gradient bytes"}
+    labels = {"none": "no all-reduce", "barrier": "barrier only"}
     switchable = True
     changes_communication = True
     applied_in = (
@@ -29,13 +29,6 @@ class GradientExchangeMode(Intervention[Literal["real", "none", "barrier", "half
             return "one device exchanges no gradients"
         if plan.strategy == "dp":
             return "nn.DataParallel adds gradients up inside its one process"
-        if value == "half" and plan.strategy != "ddp":
-            return "only DistributedDataParallel has a hook that sends half"
-        return None
-
-    def torch_refusal(self, value: str, plan: Plan, workload: WorkloadFacts) -> str | None:
-        if value == "half" and not workload.is_script:
-            return "the plan sets the type of exchanged gradients"
         return None
 
     def switchable_in_workload(self, plan: Plan) -> bool:

@@ -157,7 +157,7 @@ def test_refused_variants_of_a_workload_have_a_reason(
         (Variant(devices=(1, 0)), {"device": "cuda", "strategy": "dp"}, "one rank"),
         (Variant(exchange="none"), {"devices": 1}, "one device"),
         (Variant(input="resident", exchange="barrier", broadcast_buffers=False), {}, None),
-        (Variant(exchange="half"), {"strategy": "ddp"}, None),
+        (Variant(gradient_compression="fp16"), {"strategy": "ddp"}, None),
         (Variant(host_syncs=False), {"device": "cuda"}, None),
         (Variant(expandable_segments=True), {"device": "cuda"}, None),
     ],

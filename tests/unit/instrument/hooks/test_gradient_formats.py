@@ -70,7 +70,7 @@ def test_fp16_hook_halves_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         module = DistributedDataParallel(model())
         loop(DataLoader(dataset(), 8), module, torch.optim.SGD(module.parameters(), lr=0.1))
 
-    seen = instrumented(training, script_task(Variant(exchange="half"))).profile
+    seen = instrumented(training, script_task(Variant(gradient_compression="fp16"))).profile
     assert sent == {torch.float16}
     assert seen.parallel == "ddp"
 

@@ -527,8 +527,8 @@ def split_into_buckets(
     return groups
 
 
-# Exchange of experiment variants: none, one element per bucket, or half precision. The collectives
-# have the same number and order as in the real run. Every bucket looks up the current variant.
+# Exchange of variants: none, one element per bucket, or 16 bits. The collectives have the same number
+# and order as in the real run. Every bucket looks up the current variant.
 
 AllReduce = Callable[..., Any]  # ``dist.all_reduce`` or a replacement
 
@@ -555,24 +555,28 @@ def select_all_reduce(active_variant: ActiveVariant) -> AllReduce:
     return send
 
 
+def replaces_ddp_hook(active_variant: ActiveVariant) -> bool:
+    """Return whether a variant exchanges gradients by another hook than the script's."""
+    return not all(map(active_variant.is_baseline, ("exchange", "gradient_compression")))
+
+
 def select_ddp_hook(active_variant: ActiveVariant, default_hook: Any) -> Any:
     """Return the communication hook of DistributedDataParallel; None for its own all-reduce.
 
     The hook is registered with the process group as its state.
     """
-    if active_variant.is_baseline("exchange"):
+    if not replaces_ddp_hook(active_variant):
         return default_hook
-    hooks: dict[str, Any] = {"none": noop_hook, "real": default_hook or allreduce_hook}
+    usual = default_hook or allreduce_hook
+    compressed = {"none": usual, "bf16": bf16_compress_hook, "fp16": fp16_compress_hook}
 
     # DistributedDataParallel refuses hooks with annotations as strings.
     def exchange(group, bucket):  # type: ignore[no-untyped-def]
-        kind, gradients = active_variant.current.exchange, bucket.buffer()
-        if kind == "barrier":
+        variant, gradients = active_variant.current, bucket.buffer()
+        if variant.exchange == "barrier":
             work: Any = dist.all_reduce(torch.zeros(1, device=gradients.device), async_op=True)
             return work.get_future().then(lambda _: gradients)
-        if kind == "half":
-            nccl = gradients.is_cuda and "nccl" in dist.get_backend(group)
-            return (bf16_compress_hook if nccl else fp16_compress_hook)(group, bucket)
-        return hooks[kind](group, bucket)
+        hook = compressed[variant.gradient_compression]
+        return (noop_hook if variant.exchange == "none" else hook)(group, bucket)
 
     return exchange
