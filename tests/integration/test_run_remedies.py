@@ -154,7 +154,7 @@ def test_remedies_with_the_same_numbers(place: TunedPlace) -> None:
 
 @pytest.mark.slow
 def test_every_other_kind_of_remedy(place: TunedPlace) -> None:
-    kept = {"channels_last": True, "threads": 2, "broadcast_buffers": False}
+    kept: dict[str, Any] = {"channels_last": True, "threads": 2, "broadcast_buffers": False}
     kept["gradient_compression"] = "fp16"
     settings = place.keep(DIRECT, {**kept, "expandable_segments": True, "anomaly_detection": False})
     before, _ = place.seen("--devices", "cpu:2", "train.py")

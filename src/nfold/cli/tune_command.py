@@ -46,6 +46,7 @@ from nfold.tune.keep import (
     write_patch,
     write_settings,
 )
+from nfold.tune.plan_edits import learning_rate_advice
 from nfold.tune.plan_fields import TUNABLE_FIELDS
 from nfold.tune.remedies import PERMISSIONS
 from nfold.tune.result import EditedCopy, TuneResult
@@ -218,7 +219,7 @@ def plan_options(
     options = (f"--{name.replace('_', '-')} {value}" for name, value in changes.items())
     found = {"options": " ".join(options)}
     if factor != 1:
-        found["by hand"] = f"learning rate × {factor:g}, after a warm-up (linear scaling rule)"
+        found["by hand"] = learning_rate_advice(factor)
     return found
 
 

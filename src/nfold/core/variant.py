@@ -127,6 +127,7 @@ class Variant(Interventions, StoredAsDict):
 
 
 NO_INTERVENTIONS = Variant()
+LOADER_FIELDS = ("workers", "batch")  # of a plan, that a run of a script applies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +136,18 @@ class RunRemedies:
 
     Attributes:
         variant: remedies that are interventions.
-        workers: number of workers of the DataLoaders that feed the training; None: the script's.
+        workers, batch: ``num_workers`` and ``batch_size`` of the DataLoaders that feed the training;
+            None: the script's.
         refused: reasons of remedies that these devices do not have, by name.
     """
 
     variant: Variant = NO_INTERVENTIONS
     workers: int | None = None
+    batch: int | None = None
     refused: tuple[tuple[str, str], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the remedies to apply."""
-        names = [each.name for each, _ in self.variant.interventions()]
-        return (*names, *([] if self.workers is None else ["workers"]))
+        of_loaders = [name for name in LOADER_FIELDS if getattr(self, name) is not None]
+        return (*(each.name for each, _ in self.variant.interventions()), *of_loaders)

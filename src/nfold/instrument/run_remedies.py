@@ -29,7 +29,7 @@ REMEDIES_VARIABLE = "NFOLD_REMEDIES"  # RunRemedies as JSON
 REPORT_FILES = "remedies-{rank}-{pid}.json"
 TARGET = "_target"  # of a process of multiprocessing
 LOADER_PACKAGE = "torch.utils.data"  # its processes prepare batches
-NEEDED_BY_WORKERS = "DataLoader of the training"
+NEEDED_BY_LOADER_FIELDS = "DataLoader of the training"
 
 
 class RemediedProcess:
@@ -116,4 +116,4 @@ def describe_unapplied(folder: Path, remedies: RunRemedies, rank: int = 0) -> li
 
 def needed_by(name: str) -> str:
     """Return what a script must have for the remedy to change anything."""
-    return REGISTRY[name].needed_in_run if name in REGISTRY else NEEDED_BY_WORKERS
+    return REGISTRY[name].needed_in_run if name in REGISTRY else NEEDED_BY_LOADER_FIELDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nfold
@@ -18,7 +18,12 @@ from nfold.core.workload import Workload
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.conversion.conversion_edits import plan_conversion
-from nfold.tune.plan_edits import loader_worker_edits
+from nfold.tune.plan_edits import (
+    learning_rate_advice,
+    loader_batch_edits,
+    loader_batch_size,
+    loader_worker_edits,
+)
 from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.settings_file import KeptRemedy, TunedSettings
@@ -31,6 +36,8 @@ def source_edits(remedy: Remedy, profile: ScriptProfile) -> tuple[SourceEdit, ..
     """Return the edits that keep a remedy in the script; None if no place is known."""
     if remedy.name == "workers":
         return loader_worker_edits(remedy.value, profile)
+    if remedy.name == "batch":
+        return loader_batch_edits(remedy.value, profile)
     if remedy.is_plan_field:
         return None
     if remedy.in_run:
@@ -60,6 +67,7 @@ def edit_script(
     edits = {remedy: source_edits(remedy, profile) for remedy in remedies}
     whole = {remedy: own for remedy, own in edits.items() if own}
     notes = [f"{one.label}: {_by_hand(one)}" for one in remedies if not edits[one]]
+    notes += _advice_for_batch(remedies, profile)
     for remedy, own in [*whole.items()]:
         alone = make_patch(own, folder)
         if alone.refusals or alone.flags:
@@ -82,6 +90,14 @@ def edit_script(
         at_run_time=tuple(one for one in remedies if one not in in_sources),
         notes=tuple(notes),
     )
+
+
+def _advice_for_batch(remedies: Iterable[Remedy], profile: ScriptProfile) -> Iterator[str]:
+    for one in remedies:
+        if one.name == "batch":
+            before = profile.training_loader.batch_size or 1
+            factor = loader_batch_size(one.value, profile) / before
+            yield f"{one.label}: {learning_rate_advice(factor)}"
 
 
 def _by_hand(remedy: Remedy) -> str:
@@ -163,7 +179,7 @@ def _kept_remedies(result: TuneResult, profile: ScriptProfile) -> Iterator[KeptR
         if not one.in_run:
             yield KeptRemedy(
                 name=one.name,
-                value=one.value,
+                value=loader_batch_size(one.value, profile) if one.name == "batch" else one.value,
                 numerics=one.numerics,
                 place=place_of(one, profile),
                 reason=one.reason,

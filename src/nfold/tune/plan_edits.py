@@ -6,6 +6,22 @@ from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_edit import SetKeywords
 
 
+def loader_batch_size(batch: int, profile: ScriptProfile) -> int:
+    """Return the ``batch_size`` of a process whose steps have ``batch`` samples over all processes."""
+    processes = 1 if profile.slices_batches else profile.world_size
+    return -(-batch // (processes * profile.accumulation))
+
+
+def learning_rate_advice(factor: float) -> str:
+    """Return what to do for a batch that is so many times as large (Goyal et al., 2017)."""
+    return f"learning rate × {factor:g}, after a warm-up (linear scaling rule)"
+
+
+def loader_batch_edits(batch: int, profile: ScriptProfile) -> tuple[SetKeywords, ...] | None:
+    """Return the edit for steps of ``batch`` samples; None as that of ``loader_worker_edits``."""
+    return _loader_edits(profile, [("batch_size", str(loader_batch_size(batch, profile)))])
+
+
 def loader_worker_edits(
     workers: int, profile: ScriptProfile, *, persistent: bool = False
 ) -> tuple[SetKeywords, ...] | None:
@@ -13,12 +29,16 @@ def loader_worker_edits(
 
     None if the script has no DataLoader, or a trainer creates it.
     """
-    loader = profile.loader
-    if loader is None or loader.created_at is None or profile.trainer == "transformers":
-        return None
     keywords = [("num_workers", str(workers))]
     if persistent:
         keywords.append(("persistent_workers", "True"))
-    return (
-        SetKeywords(location=loader.created_at, function="DataLoader", keywords=tuple(keywords)),
-    )
+    return _loader_edits(profile, keywords)
+
+
+def _loader_edits(
+    profile: ScriptProfile, keywords: list[tuple[str, str]]
+) -> tuple[SetKeywords, ...] | None:
+    line = profile.training_loader.created_at
+    if line is None or profile.trainer == "transformers":
+        return None
+    return (SetKeywords(location=line, function="DataLoader", keywords=tuple(keywords)),)

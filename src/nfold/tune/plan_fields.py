@@ -54,12 +54,13 @@ TUNABLE_FIELDS: dict[str, TunableField] = {
 """In the order in which they are tried. What a framework cannot do, its rules refuse."""
 
 
-CHOSEN_BY_RUN = (
+EXCLUDED_WITH_RUN = (
     *(name for field in TUNABLE_FIELDS.values() for name in field.remedies),
     "cudnn_benchmark",
     "fused_optimizer",
+    "batch",
 )
-"""Remedies that are not tried on scripts with nfold.Run: its plan has them, or it always does them."""
+"""Not tried on scripts with nfold.Run: its plan has them, it always does them, or it divides the batch."""
 OF_SEVERAL_DEVICES = ("strategy", "exchange", "batch_norm")
 
 

@@ -11,12 +11,13 @@ from typing import Any
 from nfold.core.format import join_words
 from nfold.core.plan import Plan
 from nfold.core.stats import Interval
+from nfold.core.variant import LOADER_FIELDS
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.result.budget import Budget
 from nfold.interventions.intervention import NUMERICS, Numerics
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.plan_fields import (
-    CHOSEN_BY_RUN,
+    EXCLUDED_WITH_RUN,
     TUNABLE_FIELDS,
     field_values,
     worker_counts,
@@ -38,6 +39,7 @@ PERMISSIONS = tuple(
 )
 """The values of ``--allow``: each lets remedies change the training."""
 MAX_NEEDED_FIELDS = 2
+MAX_BATCH_FACTOR = 8  # of the batch of the original
 MIN_COST_FRACTION = 0.01  # of a step: remedies of smaller costs are tried as the standard ones are
 # Causes and the remedies that remove them, the likeliest first; other remedies are tried after these.
 REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
@@ -53,12 +55,13 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "epoch-boundary": ("loader_persistent_workers",),
     "first-epoch": ("workers",),
     "link": (
+        "exchange",  # these three need a permission: who gives it has the largest gain first
+        "gradient_compression",
+        "batch",
         "ddp_bucket_mb",
         "gradient_as_bucket_view",
         "nccl_algorithm",
         "nccl_protocol",
-        "exchange",
-        "gradient_compression",
     ),
     "synchronization": (
         "find_unused_parameters",
@@ -66,7 +69,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "ddp_static_graph",
         "gradient_as_bucket_view",
     ),
-    "launch-bound": ("compiled", "step", "fused_optimizer"),
+    "launch-bound": ("compiled", "step", "fused_optimizer", "batch"),
     "layout": ("channels_last", "layout"),
     "threads": ("restored_affinity", "threads"),
     "memory": ("expandable_segments",),
@@ -180,9 +183,13 @@ class Remedy:
 
     def further(self, cores: int, plan: Plan) -> Remedy | None:
         """Return the next value in the same direction, to try if this one is kept, or None."""
-        if self.name != "workers" or not self.value or self.value <= (plan.workers or 0):
+        if self.name == "batch":
+            limit = MAX_BATCH_FACTOR * (plan.batch or 0)
+        elif self.name == "workers" and self.value and self.value > (plan.workers or 0):
+            limit = worker_limit(plan, cores)
+        else:
             return None
-        if 2 * self.value > worker_limit(plan, cores):
+        if 2 * self.value > limit:
             return None
         return dataclasses.replace(self, value=2 * self.value)
 
@@ -243,7 +250,9 @@ def choose_remedies(
             remedy = Remedy(
                 name=name,
                 value=value,
-                in_run=design.profile is not None and name in TUNABLE_FIELDS and name != "workers",
+                in_run=design.profile is not None
+                and name in TUNABLE_FIELDS
+                and name not in LOADER_FIELDS,
                 reason=reason,
                 predicted=predicted,
             )
@@ -322,15 +331,18 @@ def values_to_try(name: str, design: ExperimentDesign, cores: int) -> tuple[Any,
     """Return the values of a remedy for this script or workload; empty if it cannot help it."""
     if name in TUNABLE_FIELDS and design.profile is None:
         return field_values(name, design.plan, cores)
+    has_run = "run" in design.facts.source_locations
+    if has_run and name in EXCLUDED_WITH_RUN:
+        return ()
     if name == "workers":
         return worker_counts(design.plan, cores) if design.facts.loader is not None else ()
-    has_run = "run" in design.facts.source_locations
+    if name == "batch":
+        usable = design.facts.accepts_batch_size and not design.facts.companion_loaders
+        return field_values(name, design.plan, cores) if usable else ()
     if name in TUNABLE_FIELDS:
         has_field = TUNABLE_FIELDS[name].in_run and has_run
         return field_values(name, design.plan, cores) if has_field else ()
     intervention, profile = REGISTRY[name], design.profile
     if profile is None or not intervention.is_useful(profile):
-        return ()
-    if has_run and name in CHOSEN_BY_RUN:
         return ()
     return intervention.values_to_try(profile, design.plan, cores)

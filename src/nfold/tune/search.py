@@ -28,7 +28,7 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.conversion.conversion_check import run_check
 from nfold.tune.losses import Losses, LossReference, first_losses
-from nfold.tune.plan_fields import CHOSEN_BY_RUN
+from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import (
     CONVERSION,
     CONVERTED_STRATEGY,
@@ -219,7 +219,7 @@ class Search:
         refusal = self.runner.refusal_reason
         remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
         if self._converted is not None:
-            remedies = [one for one in remedies if one.name not in CHOSEN_BY_RUN]
+            remedies = [one for one in remedies if one.name not in EXCLUDED_WITH_RUN]
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_together(first_values(remedies), original)
         self._try_all(remedies, original)

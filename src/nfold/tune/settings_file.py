@@ -20,20 +20,19 @@ from nfold.core.plan import TUNE_TABLE, Plan
 from nfold.core.redaction import expand_home, redact_arguments
 from nfold.core.serialization import deserialize, read_value, replace_file, serialize
 from nfold.core.stats import Interval
-from nfold.core.variant import RunRemedies, Variant
+from nfold.core.variant import LOADER_FIELDS, RunRemedies, Variant
 from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.interventions.intervention import NUMERICS, Intervention, WorkloadFacts
 from nfold.interventions.registry import REGISTRY
 
 SETTINGS_SCHEMA = 1
-PLAN_REMEDIES = ("workers",)  # fields of the plan that ``nfold run`` applies to a script
 AGAIN = "nfold tune SCRIPT measures again"
 
 
 def keepable_remedies() -> tuple[str, ...]:
     """Return the names of the remedies that ``nfold run`` can apply to a script."""
     found = [name for name, each in REGISTRY.items() if keeping_refusal(each) is None]
-    return (*PLAN_REMEDIES, *found)
+    return (*LOADER_FIELDS, *found)
 
 
 def keeping_refusal(intervention: Intervention[Any]) -> str | None:
@@ -50,7 +49,7 @@ class KeptRemedy:
     """One remedy that was kept.
 
     Attributes:
-        name: an intervention, or a field of the plan in ``PLAN_REMEDIES``.
+        name: an intervention, or one of ``LOADER_FIELDS``.
         value: its value; the default of an intervention changes nothing.
         numerics: a training with the remedy has the ``same`` numbers, differs by ``rounding``, or is
             another ``training``. Empty: as the intervention says.
@@ -151,8 +150,8 @@ class TunedSettings:
                 refused.append((remedy.name, reason))
             else:
                 values[remedy.name] = remedy.value
-        workers = values.pop("workers", None)
-        return RunRemedies(variant=Variant(**values), workers=workers, refused=tuple(refused))
+        of_loaders = {name: values.pop(name, None) for name in LOADER_FIELDS}
+        return RunRemedies(variant=Variant(**values), **of_loaders, refused=tuple(refused))
 
     def mismatches(
         self, script: Workload, device: str, ranks: int, machine: Machine

@@ -9,7 +9,7 @@ import pytest
 
 from explaining import HOST, Memory, experiment_design, explained, target
 from nfold.core.plan import PLAN_FIELDS, Plan
-from nfold.core.script_profile import ScriptProfile, SourceLocation
+from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.source_edit import SetKeywords
 from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
@@ -20,7 +20,8 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.interventions.registry import REGISTRY
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.keep import source_edits
-from nfold.tune.plan_fields import CHOSEN_BY_RUN, TUNABLE_FIELDS, field_values
+from nfold.tune.plan_edits import loader_batch_size
+from nfold.tune.plan_fields import EXCLUDED_WITH_RUN, TUNABLE_FIELDS, field_values
 from nfold.tune.remedies import (
     PERMISSIONS,
     PlanCompletion,
@@ -190,11 +191,40 @@ def test_fields_of_nfold_run_are_remedies_of_its_script() -> None:
 
 
 def test_what_fields_of_nfold_run_do_is_no_other_remedy_of_its_script() -> None:
-    assert set(CHOSEN_BY_RUN) <= set(REGISTRY)
+    assert set(EXCLUDED_WITH_RUN) <= {*REGISTRY, *TUNABLE_FIELDS}
     plan, usual = torch_plan(device="cpu"), dataclasses.replace(RUN_PROFILE, source_locations={})
     for profile, number in ((RUN_PROFILE, 0), (usual, 1)):
         design = ExperimentDesign(plan=plan, profile=profile)
         assert min(1, len(values_to_try("compiled", design, HOST.cores))) == number
+
+
+def test_the_batch_of_a_script_is_doubled_if_that_is_allowed() -> None:
+    loader = DataLoaderProfile(batch_size=16, created_at="train.py:7")
+    profile = ScriptProfile(loader=loader, world_size=2, accumulation=2)
+    assert "batch" not in {one.name for one in script_candidates(profile)}
+    (remedy,) = [one for one in script_candidates(profile, "batch") if one.name == "batch"]
+    assert (remedy.value, remedy.numerics) == (128, "training")
+    assert remedy.apply(Trial(plan=torch_plan())).plan.batch == 128
+    # 2 processes that take 2 batches for a step: 32 samples in each.
+    keywords = (("batch_size", "32"),)
+    assert source_edits(remedy, profile) == (
+        SetKeywords(location="train.py:7", function="DataLoader", keywords=keywords),
+    )
+    slices = dataclasses.replace(profile, slices_batches=True)
+    assert loader_batch_size(128, slices) == 64
+    others = dataclasses.replace(profile, companion_loaders=(loader,))
+    sized = dataclasses.replace(profile, loader=DataLoaderProfile(created_at="train.py:7"))
+    for without in (others, sized, dataclasses.replace(RUN_PROFILE, loader=loader)):
+        found = script_candidates(without, "batch")
+        assert "batch" not in {one.name for one in found}
+
+
+def test_a_batch_that_is_kept_is_doubled_again() -> None:
+    plan = torch_plan(batch=64)
+    values = [128]
+    while (further := Remedy(name="batch", value=values[-1]).further(HOST.cores, plan)) is not None:
+        values.append(further.value)
+    assert values == [128, 256, 512]
 
 
 def test_the_first_remedies_tried_together_need_no_permission() -> None:

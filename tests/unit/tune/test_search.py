@@ -27,7 +27,7 @@ from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import AUGMENTED_COPIES
 from nfold.tune.conversion.conversion_check import COMPARED_STEPS
-from nfold.tune.plan_fields import CHOSEN_BY_RUN
+from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult
 from nfold.tune.search import Search, TuneEvents
@@ -357,7 +357,7 @@ def test_a_script_of_one_process_is_converted_first() -> None:
     assert gain.value == pytest.approx(2, rel=0.03)
     tried, *later = result.tried
     assert {one.outcome for one in later} <= {"no gain", "refused", "not tried"}
-    assert not {one.remedy.name for one in later} & {*CHOSEN_BY_RUN}
+    assert not {one.remedy.name for one in later} & {*EXCLUDED_WITH_RUN}
     assert (
         tried.remedy.reason
         == "the batch of a step is unchanged, 50 of its 100 samples on each device"

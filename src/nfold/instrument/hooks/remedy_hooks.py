@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from nfold.core.variant import RunRemedies
+from nfold.core.variant import LOADER_FIELDS, RunRemedies
 from nfold.engines.interleaver import ConstantVariant
 from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument.hooks.distributed_hooks import DataParallelHooks
@@ -46,9 +46,10 @@ class RemedyHooks:
         self._compiler = ModelCompiler(remedies.variant.compiled)
         self._own = ScriptRemedies(remedies.variant, events)
         arguments = remedies.variant.loader_arguments()
-        has_loader_settings = remedies.workers is not None or arguments
         self._loaders = (
-            TrainingLoaderSettings(remedies.workers, arguments) if has_loader_settings else None
+            TrainingLoaderSettings(remedies.workers, remedies.batch, arguments)
+            if arguments or set(LOADER_FIELDS).intersection(remedies.names)
+            else None
         )
         self._steps = 0
 
@@ -75,12 +76,9 @@ class RemedyHooks:
         """Return the names of the remedies that have changed something so far."""
         changed = self._remedies.variant.interventions()
         found = [each.name for each, value in changed if self._is_applied(each, value)]
-        workers = (
-            self._remedies.workers is not None
-            and self._loaders is not None
-            and self._loaders.has_found
-        )
-        return (*found, *(["workers"] if workers else []))
+        if self._loaders is not None and self._loaders.has_found:
+            found += [name for name in LOADER_FIELDS if name in self._remedies.names]
+        return tuple(found)
 
     def _is_applied(self, intervention: Intervention[Any], value: Any) -> bool:
         by_hooks = {

@@ -11,21 +11,28 @@ from torch.utils.data import DataLoader
 
 from nfold.core.source_location import user_stack
 from nfold.instrument.hooks.patches import Patches
-from nfold.instrument.input.dataloader_hook import set_loader_arguments, set_num_workers
+from nfold.instrument.input.dataloader_hook import (
+    batch_size_of,
+    set_batch_size,
+    set_loader_arguments,
+    set_num_workers,
+)
 
 SEEN_ATTRIBUTE = "_nfold_workers_set"  # of a DataLoader
 
 
 class TrainingLoaderSettings:
-    """Sets the number of workers and other arguments before a DataLoader is iterated at first.
+    """Sets workers, batch size and other arguments before a DataLoader is iterated at first.
 
     Before the first optimizer step these are the DataLoaders that are iterated with gradients
-    enabled; afterwards those that the same calls construct, as for every epoch. ``workers``: None
-    leaves their number. ``has_found``: a DataLoader; ``has_set_arguments``: of one, all of them.
+    enabled; afterwards those that the same calls construct, as for every epoch. ``workers`` and
+    ``batch``: None leaves their number. ``has_found``: a DataLoader; ``has_set_arguments``: of one, all of them.
     """
 
-    def __init__(self, workers: int | None, arguments: Mapping[str, Any]) -> None:
-        self._workers, self._arguments = workers, arguments
+    def __init__(
+        self, workers: int | None, batch: int | None, arguments: Mapping[str, Any]
+    ) -> None:
+        self._workers, self._batch, self._arguments = workers, batch, arguments
         self._stacks: set[tuple[tuple[str, int], ...]] = set()
         self.has_stepped = False
         self.has_found = self.has_set_arguments = False
@@ -46,6 +53,8 @@ class TrainingLoaderSettings:
             self.has_found = True
             if self._workers is not None and loader.num_workers != self._workers:
                 set_num_workers(loader, self._workers)
+            if self._batch is not None and batch_size_of(loader) != self._batch:
+                set_batch_size(loader, self._batch)
             self.has_set_arguments |= set_loader_arguments(loader, self._arguments)
         iterator: Iterator[Any] = original(loader)
         return iterator

@@ -14,7 +14,7 @@ from nfold.instrument.input.loader_workers import TrainingLoaderSettings
 
 @pytest.fixture
 def override() -> Iterator[TrainingLoaderSettings]:
-    patches, made = Patches(), TrainingLoaderSettings(0, {})
+    patches, made = Patches(), TrainingLoaderSettings(0, 4, {})
     made.install(patches)
     yield made
     patches.undo()
@@ -44,6 +44,14 @@ def test_loaders_before_the_first_step_and_their_successors(
     assert workers_after_pass(late) == 1
     assert workers_after_pass(evaluated) == 1
     assert workers_after_pass(early) == 0
+
+
+def test_batches_of_the_training_have_another_size(override: TrainingLoaderSettings) -> None:
+    trained: DataLoader[int] = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+    evaluated: DataLoader[int] = DataLoader(range(8), batch_size=2)  # type: ignore[arg-type]
+    with torch.no_grad():
+        assert [len(batch) for batch in evaluated] == [2, 2, 2, 2]
+    assert [len(batch) for batch in trained] == [4, 4]
 
 
 def test_the_same_call_after_the_first_step(override: TrainingLoaderSettings) -> None:
