@@ -215,8 +215,9 @@ class ScriptProfile:
             (binds the process to cores), ``gathered_work`` (product of tensors that are gathered
             from all ranks), ``gathered_pairs`` (of such a tensor and samples of the rank),
             ``order on cuda`` or ``order on cpu`` (dimensions reordered in memory), ``optimizer``
-            (constructed), ``zeroed_gradients`` (filled with zeros, not deleted), ``run``
-            (``nfold.Run`` created).
+            (constructed), ``zeroed_gradients`` (filled with zeros, not deleted),
+            ``checkpoint`` (activations are computed again in the backward), ``run`` (``nfold.Run``
+            created).
     """
 
     rank: int = 0

@@ -40,6 +40,7 @@ queue_backward_callback: Any = torch.autograd.Variable._execution_engine.queue_c
 NEXT_INDEX = "_next_index"  # of BaseDataLoaderIter
 REGISTER_BUILTIN_HOOK = "_register_builtin_comm_hook"  # of DistributedDataParallel
 SYNC_BUFFERS = "_sync_buffers"  # of DistributedDataParallel
+CHECKPOINT_AUTOCAST = "_get_autocast_kwargs"  # torch.utils.checkpoint calls it once per function
 
 
 def base(view: Tensor) -> Tensor | None:

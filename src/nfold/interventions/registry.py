@@ -29,6 +29,7 @@ from nfold.interventions.execution.expandable_segments import ExpandableSegments
 from nfold.interventions.execution.fused_optimizer import FusedOptimizer
 from nfold.interventions.execution.garbage_collection_frozen import GarbageCollectionFrozen
 from nfold.interventions.execution.host_syncs import HostSyncs
+from nfold.interventions.execution.kept_activations import ActivationCheckpointing
 from nfold.interventions.execution.profiler_steps import ProfilerSteps
 from nfold.interventions.execution.random_seed import RandomSeed
 from nfold.interventions.execution.run_plan_fields import RunPlanFields
@@ -97,6 +98,7 @@ class Interventions:
     restored_affinity = RestoredAffinity()
     run_plan = RunPlanFields()
     gradient_compression = GradientCompression()
+    activation_checkpointing = ActivationCheckpointing()
 
 
 REGISTRY: dict[str, Intervention[Any]] = {

@@ -78,7 +78,8 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "single-process": ("strategy",),
 }
 STANDARD = (
-    "anomaly_detection",  # these four are tried only where the script has what they change
+    "anomaly_detection",  # these five are tried only where the script has what they change
+    "activation_checkpointing",
     "restored_affinity",
     "find_unused_parameters",
     "set_grads_to_none",

@@ -7,6 +7,7 @@ from contextlib import suppress
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument.hooks.autocast_hooks import AutocastHooks
+from nfold.instrument.hooks.checkpoint_hooks import CheckpointHooks
 from nfold.instrument.hooks.garbage_collection import GarbageCollectionFreeze
 from nfold.instrument.hooks.optimizer_hooks import FusedOptimizerHook, ZeroedGradients
 from nfold.instrument.hooks.patches import Patches
@@ -25,6 +26,7 @@ class ScriptRemedies:
         self._collector = GarbageCollectionFreeze(enabled=variant.garbage_collection_frozen)
         self._copies = PinnedCopies(enabled=variant.non_blocking_copies)
         self._cores = StartCores(enabled=variant.restored_affinity)
+        self._checkpoints = CheckpointHooks(variant, events)
 
     def install(self, patches: Patches, warm_up: Patches) -> None:
         self._optimizers.install(patches)
@@ -32,10 +34,12 @@ class ScriptRemedies:
         self._autocast.install(patches)
         self._copies.install(patches)
         self._cores.install(patches)
+        self._checkpoints.install(patches, warm_up)
 
     def on_first_step(self) -> None:
         self._optimizers.require_applied()
         self._autocast.require_applied()
+        self._checkpoints.require_applied()
         self._collector.on_first_step()
         self._cores.on_first_step()
 
@@ -59,6 +63,7 @@ class ScriptRemedies:
             "garbage_collection_frozen": self._collector.has_applied,
             "non_blocking_copies": self._copies.has_applied,
             "restored_affinity": self._cores.has_applied,
+            "activation_checkpointing": self._checkpoints.has_applied,
         }
 
     def stop(self) -> None:

@@ -136,6 +136,7 @@ def test_documented_patches_are_those_of_all_variants() -> None:
         set_grads_to_none=True,
         non_blocking_copies=True,
         autocast_bf16=True,
+        activation_checkpointing=False,
     )
     conditions = {row.condition.removeprefix("explain: ") for row in documented()}
     assert conditions == {"run", "warm-up", "input", *vars(changed)}
