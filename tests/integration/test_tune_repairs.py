@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from nfold.cli.app import app
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune import search
+from nfold.tune import remedies, search
 from nfold.tune.remedies import Remedy, choose_remedies
+from nfold.tune.settings_file import TunedSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow(parts=64), pytest.mark.timeout(1200)]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -89,6 +90,31 @@ def test_a_fault_is_repaired_verified_and_reverted(
     assert Path(result["files"]["report"]).exists()
     script.revert()
     assert script.file.read_bytes() == script.original
+
+
+def test_what_is_allowed_is_kept_and_applied_by_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    permitted = ("activation_checkpointing", "batch")
+    try_only(monkeypatch, *permitted)
+    monkeypatch.setattr(remedies, "MAX_BATCH_FACTOR", 2)
+    script = TunedScript(folder, "tuned/recomputed.py")
+    assert script.tune()[1]["tried"] == []
+    _, result = script.tune("--allow", "memory,batch")
+    if not result["verified"]:
+        pytest.skip(f"the host is too busy: {result['tried']}, {result['gain']}")
+    assert {one["name"]: one["value"] for one in result["kept"]} == dict(
+        zip(permitted, (False, 32), strict=True)
+    )
+    assert result["gain"]["value"] > 2
+    assert "learning rate × 2" in result["files"]["by hand"]
+    assert (
+        "+    loader = DataLoader(data, batch_size=16,"
+        in Path(result["files"]["patch"]).read_text()
+    )
+    settings = TunedSettings.read(Path(result["files"]["toml"])).run_remedies()
+    assert settings.batch == 16
+    assert not settings.variant.activation_checkpointing
 
 
 def test_a_healthy_script_keeps_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

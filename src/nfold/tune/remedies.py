@@ -163,6 +163,8 @@ class Remedy:
         """``channels_last``, ``num_workers=4``, ``step compiled with strategy nfold``."""
         if self.name == "workers":
             return f"num_workers={self.value}"
+        if self.name == "batch":
+            return f"{self.value} samples in a step"
         if self.name == CONVERSION:
             return f"nfold.Run on {self.value} devices"
         if self._is_field:

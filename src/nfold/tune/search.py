@@ -235,7 +235,8 @@ class Search:
             self.runner = runner
         known = {(one.remedy.name, one.remedy.value) for one in self.tried}
         more = choose_remedies(later, left, self.cores, self.allowed, refusal)
-        new = [one for one in more if (one.name, one.value) not in known]
+        # A batch was doubled as far as that helped.
+        new = [o for o in more if (o.name, o.value) not in known and o.name != "batch"]
         self._try_all([one for one in new if one.apply(original) != original], original)
         return left
 
