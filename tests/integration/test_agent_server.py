@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nfold.core.script_profile import LoadedLibraries
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import (
+    MAX_STARTS,
     AgentServer,
     ProcessSpec,
     RankGroup,
@@ -35,8 +37,7 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HandoffFolder:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # numpy's threads would forbid forks
+def folder(tmp_path: Path) -> HandoffFolder:
     return HandoffFolder(tmp_path)
 
 
@@ -100,6 +101,26 @@ def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> Non
         waiting.wait()
         assert _run(folder, _launch(folder), server).exit_code == 0
         assert _the_one_that_waits() != waiting
+
+
+def test_a_process_whose_imports_forbid_forks_is_replaced_only_a_few_times(
+    folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True)"
+    (folder.path / "threaded.py").write_text(f"{thread}.start()\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder.path))
+    options = RunOptions(
+        results=folder.path,
+        agent_server=AgentServer(),
+        libraries=LoadedLibraries(modules=("threaded",)),
+    )
+    assert options.agent_server is not None
+    with closing(options.agent_server):
+        for number in range(MAX_STARTS + 1):
+            assert Supervisor(folder, _launch(folder), options).run().exit_code == 0
+            assert len(_waiting()) == (number < MAX_STARTS)
+            if number:
+                assert "an import started threads: " in folder.agent_log.read_text()
 
 
 ADOPTING = """

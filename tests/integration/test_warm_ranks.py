@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import LoadedLibraries
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
-from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import AgentServer, ProcessSpec, RunOptions, spec_for_plan
+from nfold.launch.launch_spec import AgentServer, RunOptions
 from nfold.launch.warm_process import import_libraries
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -54,16 +52,6 @@ while True:
 """
 
 
-@pytest.fixture
-def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the agents of runs on CPU devices be forked, as those on GPUs are."""
-
-    def spec(*args: Any, **options: Any) -> ProcessSpec:
-        return dataclasses.replace(spec_for_plan(*args, **options), may_use_agent_server=True)
-
-    monkeypatch.setattr(workload_run, "spec_for_plan", spec)
-
-
 def measure(
     folder: Path,
     devices: int,
@@ -89,7 +77,6 @@ def measure(
     return found, [json.loads(log.splitlines()[0]) for log in logs]
 
 
-@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -103,7 +90,6 @@ def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: i
     assert LossReference((first_losses(cold),)).objection(first_losses(warm), "same") is None
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +98,11 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
         measure(tmp_path, 1, server)
         monkeypatch.setenv("MKL_DYNAMIC", "FALSE")
         _, (said,) = measure(tmp_path, 1, server)
-    assert not said["loaded"]
+        monkeypatch.delenv("MKL_DYNAMIC")
+        _, (later,) = measure(tmp_path, 1, server)
+    assert (said["loaded"], later["loaded"]) == (False, True)
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with closing(AgentServer(str(tmp_path / "train.py"))) as server:
@@ -127,7 +114,6 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
     assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
 
 
-@pytest.mark.usefixtures("warm")
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
@@ -137,7 +123,6 @@ def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_
     assert said["program"][-1] == "nfold.launch.agent"
 
 
-@pytest.mark.usefixtures("warm")
 def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")

@@ -51,7 +51,9 @@ def _serve_runs() -> HandoffFolder:
     for line in sys.stdin:
         request = deserialize(WarmRequest, json.loads(line))
         warm_process.import_libraries(request.libraries.modules)
-        reason = warm_process.reason_against_fork(started, request, imported)
+        of_run = warm_process.different_variables(started, request)
+        of_process = warm_process.reason_against_forks(request, imported)
+        reason = of_run or of_process
         imported.update(request.libraries.modules)
         pid = warm_process.fork_orphan()
         if pid == 0:
@@ -60,7 +62,10 @@ def _serve_runs() -> HandoffFolder:
             if os.getppid() != parent:  # it ended before
                 os._exit(1)
             return _begin_run(request, reason)
-        answers.write(json.dumps(serialize(WarmStart(pid=pid, reason=reason))) + "\n")
+        answers.write(
+            json.dumps(serialize(WarmStart(pid=pid, reason=reason, is_unfit=bool(of_process))))
+            + "\n"
+        )
         answers.flush()
     sys.exit(0)
 

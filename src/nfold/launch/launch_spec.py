@@ -83,6 +83,7 @@ class ProcessSpec:
 
 
 AGENT_MODULE = "nfold.launch.agent"
+MAX_STARTS = 3  # of a process that starts agents: for the first run, with its libraries, once more
 ANSWER_POLL_S = 0.1
 
 
@@ -124,8 +125,7 @@ def spec_for_plan(
         processes=processes,
         library_environment=shared,
         batch=plan.batch or 0,
-        # On CPU devices its start would take cores from ranks.
-        may_use_agent_server=plan.device == "cuda",
+        may_use_agent_server=plan.framework == "torch",
     )
 
 
@@ -173,23 +173,28 @@ class WarmRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """The answer to a WarmRequest: the agent's process, and why its ranks are no forks (if so)."""
+    """The answer to a WarmRequest: the agent's process, and why its ranks are no forks (if so).
+
+    ``is_unfit``: this process can be that of no run, as far as it knows.
+    """
 
     pid: int
     reason: str = ""
+    is_unfit: bool = False
 
 
 class AgentServer:
     """A process that has imported torch and other libraries, and starts the agent of each run by fork.
 
     It starts with the first run, which has an agent of its own. It is replaced if it has imported
-    what a run does not. With ``script``, the file of one, it imports what this imports as soon as it
-    starts.
+    what a run does not, but not again and again: its imports take a core. With ``script``,
+    the file of one, it imports what this imports as soon as it starts.
     """
 
     def __init__(self, script: str = "") -> None:
         self._script = script
         self._server: subprocess.Popen[bytes] | None = None
+        self._starts = 0
 
     def close(self) -> None:
         if self._server is not None:
@@ -224,9 +229,11 @@ class AgentServer:
                 started = _answer(self._server, stop or StopRequest())
         if started is not None and not is_child(started.pid):
             started = None  # nobody adopts orphans here; the agent ends by itself
-        if started is None or started.reason:
+        if started is None or started.is_unfit:
             self.close()
-            self._server = self._start(launch.library_environment, libraries)
+            if self._starts < MAX_STARTS:
+                self._starts += 1
+                self._server = self._start(launch.library_environment, libraries)
         return None if started is None else ForkedProcess(started.pid)
 
     def _start(

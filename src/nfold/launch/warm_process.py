@@ -75,30 +75,36 @@ def _imported_names(script: str) -> list[str]:
     return names
 
 
-def reason_against_fork(
-    started: Mapping[str, str], request: WarmRequest, imported_before: Collection[str]
-) -> str:
-    """Return why a fork of this process cannot be a rank; empty if it can.
+def different_variables(started: Mapping[str, str], request: WarmRequest) -> str:
+    """Return which variables of this run differ from those that the imports had; empty if none does.
 
-    ``started`` is its environment before all imports, ``imported_before`` are modules that it imported
-    for other runs, or before those of the probe run were known.
+    ``started`` is the environment of this process before all imports.
     """
-    if other := sorted({*imported_before} - {*request.libraries.modules}):
-        return f"the script has not imported {', '.join(other[:3])}"
     environment = request.environment
     if changed := different_library_variables(started, environment, is_same_process=False):
         return f"{', '.join(changed)} changed since the imports"
     own = [name for name, value in request.libraries.variables if os.environ.get(name) != value]
-    if own:
-        return f"the script sets {', '.join(own)}"
-    if threads := _other_threads():
-        return f"an import started threads: {', '.join(threads)}"
+    return f"the script sets {', '.join(own)}" if own else ""
+
+
+def reason_against_forks(request: WarmRequest, imported_before: Collection[str]) -> str:
+    """Return why no fork of this process can be a rank; empty if one can.
+
+    ``imported_before`` are modules that it imported for other runs, or before those of the probe run
+    were known.
+    """
+    if other := sorted({*imported_before} - {*request.libraries.modules}):
+        return f"the script has not imported {', '.join(other[:3])}"
     if children := psutil.Process().children():
         return f"an import started processes: {', '.join(one.name() for one in children)}"
     pid = os.fork()
     if pid == 0:
         os._exit(int(_cannot_use_gpus()))
-    return "an import started a GPU" if os.waitpid(pid, 0)[1] else ""
+    if os.waitpid(pid, 0)[1]:
+        return "an import started a GPU"
+    # OpenBLAS, which numpy has, ends its threads before a fork, and starts them when it needs them.
+    threads = _other_threads()
+    return f"an import started threads: {', '.join(threads)}" if threads else ""
 
 
 def _other_threads() -> list[str]:
