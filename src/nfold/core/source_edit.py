@@ -48,8 +48,8 @@ class AddStatement:
     ``{target}`` in it is the model that the statement there assigns or moves: ``model`` of
     ``model = Net()`` and of ``model.to(device)``, and ``model.module`` of
     ``model = DistributedDataParallel(Net().to(device))``. ``{assigned}`` is the name that the statement
-    gives to its value. ``imports`` are statements that it needs at the
-    top of the file, unless they are there.
+    gives to its value. ``imports`` are statements that it needs at the top of the file, unless they
+    are there.
     """
 
     location: str

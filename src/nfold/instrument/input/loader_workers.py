@@ -26,7 +26,8 @@ class TrainingLoaderSettings:
 
     Before the first optimizer step these are the DataLoaders that are iterated with gradients
     enabled; afterwards those that the same calls construct, as for every epoch. ``workers`` and
-    ``batch``: None leaves their number. ``has_found``: a DataLoader; ``has_set_arguments``: of one, all of them.
+    ``batch``: None leaves those of the script. ``has_found``: a DataLoader; ``has_set_arguments``: of
+    one, all of them.
     """
 
     def __init__(
