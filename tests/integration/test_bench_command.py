@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nfold.launch.workload_process import RANK_NAME
 from nfold.store.store import Store
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -54,17 +55,17 @@ def _wait_for_ranks(nfold: psutil.Process, results: Path, finished: int) -> list
         assert nfold.is_running()
         assert nfold.status() != psutil.STATUS_ZOMBIE, "nfold ended before it could be struck"
         tree = nfold.children(recursive=True)
-        ranks = [p for p in tree if "nfold.launch.workload_process" in " ".join(_command_line(p))]
+        ranks = [p for p in tree if _name(p).startswith(RANK_NAME)]
         if ranks and _stored(results) >= finished:
             return tree
         time.sleep(0.05)
 
 
-def _command_line(process: psutil.Process) -> list[str]:
+def _name(process: psutil.Process) -> str:
     try:
-        return list(process.cmdline())
+        return str(process.name())
     except psutil.Error:
-        return []
+        return ""
 
 
 def _stored(results: Path) -> int:

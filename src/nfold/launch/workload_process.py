@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import psutil
 
-from nfold.core.child_process import die_with_parent
+from nfold.core.child_process import die_with_parent, name_process
 from nfold.core.errors import MachineUnfit
 from nfold.core.fingerprint import module_file
 from nfold.core.measurement import Caveat, RankSamples
@@ -76,6 +76,7 @@ def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
     return written + [Caveat(kind="not_undone", text=text) for text in report.restore_errors]
 
 
+RANK_NAME = "nfold rank"  # of the process
 IDLE_TIMEOUT_S = 3.0
 IDLE_POLL_S = 0.1
 IDLE_CORE_SHARE = 0.2  # CPU times have a resolution of 10 ms
@@ -200,6 +201,7 @@ def main() -> None:
     die_with_parent()
     folder = HandoffFolder(Path(sys.argv[1]).absolute())
     rank = int(os.environ["RANK"])
+    name_process(f"{RANK_NAME} {rank}")
     redirect_output(folder.rank_log(rank))
     open_terminal()
     provide_terminal_size()
