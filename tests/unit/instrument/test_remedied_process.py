@@ -100,6 +100,7 @@ VALUES = {
     "nccl_algorithm": "Ring",
     "nccl_protocol": "LL",
     "loader_prefetch_factor": 4,
+    "gradient_compression": "bf16",
     "run_plan": (("precision", "bf16"),),
 }
 

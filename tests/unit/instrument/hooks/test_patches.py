@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import parallel
+from torch.utils import checkpoint
 
 from instrumented import RecordingObserver, script_task
 from nfold.core.variant import NO_INTERVENTIONS, Variant
@@ -79,8 +80,10 @@ def installed() -> Names:
 
 
 def owner_name(owner: Any, name: str) -> str:
-    is_collective = isinstance(owner, ModuleType) and hasattr(dist, name)
-    return dist.__name__ if is_collective else owner.__name__
+    """Return the owner, or for a function that a module has imported, the module that defines it."""
+    homes = (dist, checkpoint) if isinstance(owner, ModuleType) else ()
+    found: str = next((home.__name__ for home in homes if hasattr(home, name)), owner.__name__)
+    return found
 
 
 @contextmanager
