@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import signal
 import subprocess
@@ -84,20 +83,6 @@ def test_all_runs_after_the_first_begin_in_the_process_that_waits(
             ]
             assert _waiting() == [waiting]
     assert not waiting.is_running()
-
-
-def test_runs_that_need_all_cores_have_nothing_imported_beside_the_first(
-    folder: HandoffFolder,
-) -> None:
-    launch = dataclasses.replace(_launch(folder), needs_all_cores=True)
-    with closing(AgentServer()) as server, adopt_orphans():
-        assert server.start_agent(folder, launch, {}) is None
-        assert _waiting() == []
-        agent = server.start_agent(folder, launch, {})
-        assert agent is not None
-        agent.send_signal(signal.SIGKILL)
-        agent.wait()
-        assert len(_waiting()) == 1
 
 
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:

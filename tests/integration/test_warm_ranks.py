@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from nfold.core.plan import Plan
 from nfold.core.script_profile import LoadedLibraries
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
-from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import AgentServer, ProcessSpec, RunOptions, spec_for_plan
+from nfold.launch.launch_spec import AgentServer, RunOptions
 from nfold.launch.warm_process import import_libraries
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
@@ -52,16 +50,6 @@ while True:
         loss.backward()
         optimizer.step()
 """
-
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Import beside the first run on CPU devices, as on GPUs."""
-
-    def spec(*args: Any, **options: Any) -> ProcessSpec:
-        return dataclasses.replace(spec_for_plan(*args, **options), needs_all_cores=False)
-
-    monkeypatch.setattr(workload_run, "spec_for_plan", spec)
 
 
 def measure(
@@ -102,7 +90,6 @@ def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: i
     assert LossReference((first_losses(cold),)).objection(first_losses(warm), "same") is None
 
 
-@pytest.mark.usefixtures("beside")
 def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +114,6 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
     assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
 
 
-@pytest.mark.usefixtures("beside")
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
@@ -137,7 +123,6 @@ def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_
     assert said["program"][-1] == "nfold.launch.agent"
 
 
-@pytest.mark.usefixtures("beside")
 def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")

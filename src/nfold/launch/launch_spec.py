@@ -66,9 +66,8 @@ class ProcessSpec:
     failure of a rank. A user's script (``is_user_script``) may take any time before its first step
     in which it is active, and has ``stop_grace_s`` to end by itself after a request to stop. With
     ``reads_stdin`` the tree inherits the standard input of this process, and rank 0 may wait there
-    for any time. ``may_use_agent_server``: an AgentServer may start it; ``needs_all_cores``: nothing
-    should be imported beside it. ``library_environment`` is the part of the environment that all runs
-    of an experiment have.
+    for any time. ``library_environment`` is the part of the environment that all runs of an
+    experiment have.
     """
 
     command: tuple[str, ...]
@@ -79,7 +78,6 @@ class ProcessSpec:
     is_user_script: bool = False
     stop_grace_s: float = 0.0
     may_use_agent_server: bool = False
-    needs_all_cores: bool = False
     reads_stdin: bool = False
     library_environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,7 +126,6 @@ def spec_for_plan(
         library_environment=shared,
         batch=plan.batch or 0,
         may_use_agent_server=plan.framework == "torch",
-        needs_all_cores=plan.device == "cpu",
     )
 
 
@@ -189,16 +186,15 @@ class WarmStart:
 class AgentServer:
     """A process that has imported torch and other libraries, and starts the agent of each run by fork.
 
-    It starts beside the first run, which has an agent of its own; if runs need all cores, before the
-    second one, which waits for the imports. It is replaced if it has imported what a run does not,
-    but not again and again. With ``script``, the file of one, it imports what this imports as soon as
-    it starts.
+    It starts with the first run, which has an agent of its own. It is replaced if it has imported
+    what a run does not, but not again and again: its imports take a core. With ``script``,
+    the file of one, it imports what this imports as soon as it starts.
     """
 
     def __init__(self, script: str = "") -> None:
         self._script = script
         self._server: subprocess.Popen[bytes] | None = None
-        self._starts = self._runs = 0
+        self._starts = 0
 
     def close(self) -> None:
         if self._server is not None:
@@ -220,9 +216,6 @@ class AgentServer:
         what the ranks will import. Needs ``adopt_orphans``. A request to ``stop`` ends the wait for
         imports.
         """
-        self._runs += 1
-        if launch.needs_all_cores and self._runs > 1:
-            self._start(launch.library_environment, libraries)
         started = None
         if self._server is not None:
             request = WarmRequest(
@@ -238,16 +231,15 @@ class AgentServer:
             started = None  # nobody adopts orphans here; the agent ends by itself
         if started is None or started.is_unfit:
             self.close()
-        if not launch.needs_all_cores:
-            self._start(launch.library_environment, libraries)
+            if self._starts < MAX_STARTS:
+                self._starts += 1
+                self._server = self._start(launch.library_environment, libraries)
         return None if started is None else ForkedProcess(started.pid)
 
-    def _start(self, environment: Mapping[str, str], libraries: LoadedLibraries) -> None:
-        """Start the process, unless it is there or was started too often."""
-        if self._server is not None or self._starts >= MAX_STARTS:
-            return
-        self._starts += 1
-        self._server = subprocess.Popen(
+    def _start(
+        self, environment: Mapping[str, str], libraries: LoadedLibraries
+    ) -> subprocess.Popen[bytes]:
+        server = subprocess.Popen(
             module_command(AGENT_MODULE),
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,
@@ -257,7 +249,8 @@ class AgentServer:
         )
         with contextlib.suppress(BrokenPipeError):  # found at the next request
             script = "" if libraries.modules else self._script
-            _send(self._server, WarmImports(modules=libraries.modules, script=script))
+            _send(server, WarmImports(modules=libraries.modules, script=script))
+        return server
 
 
 def _send(server: subprocess.Popen[bytes], document: WarmImports | WarmRequest) -> None:
