@@ -1,4 +1,4 @@
-"""What the processes that nfold starts do first: names, an end with their parent, streams apart."""
+"""Sets up a process that nfold starts: its end with the parent, its name, its standard streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import TextIO
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_PRCTL = {"PR_SET_PDEATHSIG": 1, "PR_SET_NAME": 15}
 
 
 def die_with_parent() -> None:
@@ -17,20 +17,20 @@ def die_with_parent() -> None:
     So that killing any process of a run leaves none behind. At once, while the guardian of a run
     only comes at the end of nfold. Does nothing if the parent has ended before the call.
     """
-    _call_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _call_prctl("PR_SET_PDEATHSIG", signal.SIGKILL)
 
 
 def name_process(name: str) -> None:
-    """Give this process the name that ``top`` shows, of at most 15 bytes; a fork has none of its own."""
-    _call_prctl(_PR_SET_NAME, name.encode())
+    """Set the name that ``top`` shows, of at most 15 bytes. A fork has that of its parent until then."""
+    _call_prctl("PR_SET_NAME", name.encode())
 
 
-def _call_prctl(operation: int, value: int | bytes) -> None:
+def _call_prctl(operation: str, value: int | bytes) -> None:
     """Call prctl(2), on Linux only."""
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(operation, value, 0, 0, 0) != 0:
+    if libc.prctl(_PRCTL[operation], value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({operation}) failed")
 
 

@@ -33,9 +33,8 @@ from nfold.instrument.epoch_boundaries import (
 from nfold.instrument.hooks.distributed_hooks import (
     COLLECTIVE_MODULES,
     install_spawn_hooks,
-    wrap_everywhere,
 )
-from nfold.instrument.hooks.patches import Patches, TrainerDetector
+from nfold.instrument.hooks.patches import Patches, TrainerDetector, wrap_everywhere
 from nfold.instrument.input.batch_tensors import BatchReplay
 from nfold.instrument.input.dataloader_hook import DataLoaderHook, LoaderOverrides
 from nfold.instrument.input.epoch_passes import count_pass, length_or_none

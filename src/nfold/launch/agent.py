@@ -62,10 +62,8 @@ def _serve_runs() -> HandoffFolder:
             if os.getppid() != parent:  # it ended before
                 os._exit(1)
             return _begin_run(request, reason)
-        answers.write(
-            json.dumps(serialize(WarmStart(pid=pid, reason=reason, is_unfit=bool(of_process))))
-            + "\n"
-        )
+        answer = WarmStart(pid=pid, reason=reason, is_unfit=bool(of_process))
+        answers.write(json.dumps(serialize(answer)) + "\n")
         answers.flush()
     sys.exit(0)
 

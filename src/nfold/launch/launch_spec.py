@@ -83,7 +83,7 @@ class ProcessSpec:
 
 
 AGENT_MODULE = "nfold.launch.agent"
-MAX_STARTS = 3  # of a process that starts agents: for the first run, with its libraries, once more
+MAX_STARTS = 3  # of an AgentServer: before the libraries are known, with them, and once more
 ANSWER_POLL_S = 0.1
 
 
@@ -147,7 +147,7 @@ def rank_environment(device: str, cores: int | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmImports:
-    """What a process imports before the agents of runs are forked from it.
+    """What an AgentServer imports before it forks the agents of runs.
 
     ``modules`` are those of the probe run. Before its end only the ``script`` is known: the process
     imports what its code imports from packages.
@@ -175,7 +175,7 @@ class WarmRequest:
 class WarmStart:
     """The answer to a WarmRequest: the agent's process, and why its ranks are no forks (if so).
 
-    ``is_unfit``: this process can be that of no run, as far as it knows.
+    ``is_unfit``: what the process has imported forbids forks, whatever the variables of a run.
     """
 
     pid: int
@@ -187,8 +187,8 @@ class AgentServer:
     """A process that has imported torch and other libraries, and starts the agent of each run by fork.
 
     It starts with the first run, which has an agent of its own. It is replaced if it has imported
-    what a run does not, but not again and again: its imports take a core. With ``script``,
-    the file of one, it imports what this imports as soon as it starts.
+    what a run does not, but starts ``MAX_STARTS`` times at most: its imports take a core. With
+    ``script``, the file of one, it imports what this imports as soon as it starts.
     """
 
     def __init__(self, script: str = "") -> None:

@@ -76,7 +76,7 @@ def settle_sandbox(folder: HandoffFolder) -> list[Caveat]:
     return written + [Caveat(kind="not_undone", text=text) for text in report.restore_errors]
 
 
-RANK_NAME = "nfold rank"  # of the process
+RANK_NAME = "nfold rank"  # beginning of the name of its process
 IDLE_TIMEOUT_S = 3.0
 IDLE_POLL_S = 0.1
 IDLE_CORE_SHARE = 0.2  # CPU times have a resolution of 10 ms

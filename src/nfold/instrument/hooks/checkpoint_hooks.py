@@ -9,8 +9,7 @@ from torch.utils import checkpoint
 from nfold.core.errors import Unsupported
 from nfold.core.variant import Variant
 from nfold.instrument import torch_private
-from nfold.instrument.hooks.distributed_hooks import wrap_everywhere
-from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.patches import Patches, wrap_everywhere
 from nfold.instrument.hooks.runtime_hooks import EventCounter
 
 OWN_ARGUMENTS = (

@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from nfold.engines.torch.communication.gradient_exchange import (
 )
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.gathered_tensors import GATHERS
-from nfold.instrument.hooks.patches import Patches, PatchFactory
+from nfold.instrument.hooks.patches import Patches, PatchFactory, holders, wrap_everywhere
 from nfold.instrument.hooks.runtime_hooks import EventCounter, tensor_bytes
 from nfold.instrument.rank_environment import TORCHRUN_VARIABLES, drives_all_devices
 
@@ -273,31 +272,6 @@ class CollectiveHooks:
 
 def _constant_patch(replacement: Any) -> PatchFactory:
     return lambda _original: replacement
-
-
-def holders(name: str, function: Any, *homes: ModuleType) -> list[ModuleType]:
-    """Return the modules to patch: ``homes``, and those that imported ``function`` from them.
-
-    Before that, with ``from torch.distributed import ...``, under its own name.
-    """
-    return [
-        *homes,
-        *(
-            module
-            for module in list(sys.modules.values())
-            if isinstance(module, ModuleType)
-            and module not in homes
-            and vars(module).get(name) is function
-        ),
-    ]
-
-
-def wrap_everywhere(
-    patches: Patches, name: str, function: Callable[..., Any], *homes: ModuleType
-) -> None:
-    """Wrap a function of ``homes`` there and in all modules that have imported it."""
-    for owner in holders(name, getattr(homes[0], name), *homes):
-        patches.wrap(owner, name, function)
 
 
 ORIGINAL_ALL_REDUCE = dist.all_reduce

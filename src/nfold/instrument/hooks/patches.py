@@ -7,6 +7,7 @@ import builtins
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -84,6 +85,31 @@ TRAINER_CLASSES = {
 WITH_DEVICE_COUNT = ("lightning", "fabric")  # trainers whose constructor takes a number of devices
 # an earlier trainer may use a later one
 OUTERMOST_FIRST: tuple[TrainerKind, ...] = ("transformers", "lightning", "fabric", "accelerate")
+
+
+def holders(name: str, function: Any, *homes: ModuleType) -> list[ModuleType]:
+    """Return the modules to patch: ``homes``, and those that imported ``function`` from them.
+
+    Before that, with ``from torch.distributed import ...``, under its own name.
+    """
+    return [
+        *homes,
+        *(
+            module
+            for module in list(sys.modules.values())
+            if isinstance(module, ModuleType)
+            and module not in homes
+            and vars(module).get(name) is function
+        ),
+    ]
+
+
+def wrap_everywhere(
+    patches: Patches, name: str, function: Callable[..., Any], *homes: ModuleType
+) -> None:
+    """Wrap a function of ``homes`` there and in all modules that have imported it."""
+    for owner in holders(name, getattr(homes[0], name), *homes):
+        patches.wrap(owner, name, function)
 
 
 class TrainerDetector:
