@@ -4,10 +4,10 @@
     python benchmarks/tune/tuned.py --only plain_images,nanogpt --budget 4m --out tuned.jsonl
     python benchmarks/tune/tuned.py --read tuned.jsonl
 
-Each script is tuned; then the original, the result and the expert's script run in turns, in fresh
-processes. Rates are samples per second of all devices. A call ends within ``--limit-s``, a later
-call with the same ``--out`` runs what is missing. ``--public`` is a folder with checkouts of
-pytorch/examples and karpathy/nanoGPT.
+Each script is tuned; then the result and the expert's script run in turns, in fresh processes.
+Rates are samples per second of all devices; that of the original is from the verification. A call
+ends within ``--limit-s``, a later call with the same ``--out`` runs what is missing. ``--public``
+is a folder with checkouts of pytorch/examples and karpathy/nanoGPT.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ LIMIT_S = 120.0
 class TunedScript:
     """A script after ``nfold tune``, and rates of the original, the result and the expert.
 
-    Rates of each turn are samples per second; ``expert`` may be empty if its script failed, with
-    the ``reason``. ``gain`` is the factor of the throughput (value, low, high), ``predicted`` the
-    product of the factors that the explanation expected of what was kept.
+    Rates are samples per second, those of the result and the expert turn by turn. They are empty
+    if a script failed, with the ``reason``. ``gain`` is the factor of the throughput (value, low,
+    high), ``predicted`` the product of the factors that the explanation expected of what was kept.
+    ``tried`` says what was measured and not kept.
     """
 
     script: str
@@ -74,7 +75,8 @@ class TunedScript:
     gain: tuple[float, float, float] | None
     predicted: float | None
     kept: tuple[str, ...]
-    original: tuple[float, ...] = ()
+    tried: tuple[str, ...] = ()
+    original: float | None = None
     tuned: tuple[float, ...] = ()
     expert: tuple[float, ...] = ()
     reason: str = ""
@@ -82,13 +84,13 @@ class TunedScript:
     @property
     def cells(self) -> tuple[str, ...]:
         of_expert = "–"
-        reached = self.tuned or self.original
-        if reached and self.expert:
-            of_expert = shown(ratio(reached, self.expert))
+        if self.tuned and self.expert:
+            of_expert = shown(ratio(self.tuned, self.expert))
         return (
             self.script,
             self.devices,
             f"{self.tune_s:.0f}",
+            "–" if self.original is None else f"{self.original:.0f}",
             "–" if self.gain is None else shown(Interval(*self.gain)),
             "–" if self.predicted is None else f"{self.predicted:.2f}",
             of_expert,
@@ -97,12 +99,21 @@ class TunedScript:
         )
 
 
-HEADS = ("script", "devices", "s", "gain", "predicted", "of the expert", "kept", "")
+HEADS = (
+    *("script", "devices", "s", "samples/s before", "gain", "predicted", "of the expert"),
+    *("kept", ""),
+)
 
 
 def shown(interval: Interval) -> str:
     low, high = interval.low or interval.value, interval.high or interval.value
     return f"{interval.value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def outcome(tried: dict[str, Any]) -> str:
+    """What became of a remedy, from the JSON of ``nfold tune``."""
+    gain = f" {shown(Interval(**tried['gain']))}" if tried["gain"] else ""
+    return f"{tried['label']}: {tried['outcome']}{gain} {tried['reason']}".rstrip()
 
 
 def ratio(ones: Sequence[float], others: Sequence[float]) -> Interval:
@@ -197,35 +208,25 @@ class Arm:
 
 
 def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path) -> dict[str, Arm]:
-    """Return the original, the result of ``nfold tune`` and the expert's script."""
+    """Return the result of ``nfold tune`` and the expert's script."""
     plan = original_plan(results)
     count = int(devices.rpartition(":")[2])
     free = free_plan(plan, count)
     usual = Variant(random_seed=SEED)
     remedies = {one["name"]: one["value"] for one in told["kept"]}
-    found = {
-        "original": Arm(
-            subject.script, subject.arguments_on(devices), Trial(plan=plan, variant=usual)
-        )
-    }
     patch = told["files"].get("patch")
     if CONVERSION in remedies:
         copied = folder / "tuned"
         shutil.copytree(subject.script.parent, copied)
         file = subject.script.parent / patch
         subprocess.run(["patch", "-p1", "-i", file], cwd=copied, check=True)
-        converted = Arm(
-            copied / subject.script.name,
-            subject.arguments_on(devices),
-            Trial(plan=free, variant=usual),
-        )
-        found["tuned"] = converted
-    elif remedies:
-        trial = Trial(plan=plan, variant=usual)
+        script, trial = copied / subject.script.name, Trial(plan=free, variant=usual)
+    else:
+        script, trial = subject.script, Trial(plan=plan, variant=usual)
         for name, value in remedies.items():
             change = {name: value}
             trial = trial.under(**change) if name in REGISTRY else trial.edit(**change)
-        found["tuned"] = Arm(subject.script, subject.arguments_on(devices), trial)
+    found = {"tuned": Arm(script, subject.arguments_on(devices), trial)}
     script = subject.expert.write(subject.script, folder / "expert")
     own = subject.arguments_on(devices, subject.expert.arguments)
     found["expert"] = Arm(script, own, Trial(plan=free, variant=usual))
@@ -273,7 +274,9 @@ def tuned(name: str, subject: Subject, asked: argparse.Namespace, end: float) ->
         gain=(gain["value"], gain["low"], gain["high"]) if gain else None,
         predicted=predicted,
         kept=tuple(one["label"] for one in kept),
+        tried=tuple(map(outcome, told["tried"])) if told else (),
         reason=reason,
+        original=told["original"]["samples_per_s"] if told else None,
         **{arm: tuple(values) for arm, values in rates.items()},
     )
 
@@ -303,7 +306,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", help="2, 4, cpu:2; default: all GPUs, else cpu:2")
     parser.add_argument("--budget", default="10m", help="of one nfold tune")
-    parser.add_argument("--turns", type=int, default=2, help="of original, result and expert")
+    parser.add_argument("--turns", type=int, default=2, help="of result and expert")
     parser.add_argument("--limit-s", type=float, default=540.0, help="of all of them")
     parser.add_argument("--only", type=lambda text: text.split(","), help="names of scripts")
     parser.add_argument("--public", type=Path, default=Path("public"), help="checkouts")

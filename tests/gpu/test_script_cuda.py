@@ -99,6 +99,7 @@ def test_one_process_drives_two_gpus_or_sees_only_one(tmp_path: Path) -> None:
         Variant(input="resident", exchange="barrier"),
         Variant(independent=True),
         Variant(broadcast_buffers=False, devices=(1, 0)),
+        Variant(gradient_compression="bf16"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Compares two runs of a training by the losses of their first steps."""
+"""Compares two runs of a training by the samples and losses of their first steps."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ TOLERANCES: dict[Numerics, float] = {"same": 1e-4, "rounding": 2e-2, "training":
 REPEAT_FACTOR = 3.0  # of the difference between two runs of the original
 UNREPEATABLE = 0.02  # two runs of the original that differ by more are compared by their means
 STANDARD_ERRORS = 4.0
+MEAN_TOLERANCE = 0.1  # relative, of the mean of losses that random draws make unequal
+HASH_SIZE = 2**64
 
 
 def first_losses(measurement: Measurement) -> Losses:
@@ -24,6 +26,18 @@ def first_losses(measurement: Measurement) -> Losses:
     by_rank = [dict(rank.losses) for rank in measurement.ranks]
     steps = sorted(set.intersection(*map(set, by_rank))) if by_rank else []
     return tuple(fmean(losses[step] for losses in by_rank) for step in steps)
+
+
+def sample_hash(found: Measurement) -> tuple[int, int] | None:
+    """Return count and hash of the samples of the warm-up over all ranks, None if unknown.
+
+    Neither depends on how the samples are divided over ranks.
+    """
+    entries = [entry for rank in found.ranks for entry in rank.sample_hashes]
+    if not all(rank.sample_hashes for rank in found.ranks):
+        return None
+    total = sum(int(digest, 16) for _, digest in entries) % HASH_SIZE
+    return sum(count for count, _ in entries), total
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,13 @@ class LossReference:
     def is_repeatable(self) -> bool:
         return self.spread <= UNREPEATABLE
 
-    def objection(self, losses: Losses, numerics: Numerics) -> str | None:
-        """Return how a run trains another way than its remedies allow, or None."""
+    def objection(
+        self, losses: Losses, numerics: Numerics, *, has_other_draws: bool = False
+    ) -> str | None:
+        """Return how a run trains another way than its remedies allow, or None.
+
+        With ``has_other_draws``, the run has the same samples, augmented by other random numbers.
+        """
         if any(not math.isfinite(loss) for loss in losses) and self._is_finite:
             step = next(i for i, loss in enumerate(losses, 1) if not math.isfinite(loss))
             return f"the loss of step {step} is not a number"
@@ -54,7 +73,17 @@ class LossReference:
         found = largest_difference(self.runs[0], losses)
         if found <= limit:
             return None
+        if has_other_draws:
+            return self.objection_to_draws(losses)
         return f"its losses differ by {found:.2g} of their size (allowed: {limit:.2g})"
+
+    def objection_to_draws(self, losses: Losses) -> str | None:
+        """Return how a run differs from the first by more than other random numbers, or None."""
+        usual = fmean(self.runs[0])
+        change = fmean(losses) / usual - 1 if usual else 0.0
+        if abs(change) > MEAN_TOLERANCE:
+            return f"its mean loss differs by {100 * change:+.0f} %"
+        return self.objection_to_mean(losses)
 
     def objection_to_mean(self, losses: Losses) -> str | None:
         """Return how the mean loss of a run differs by more than chance, or None."""

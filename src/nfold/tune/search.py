@@ -27,7 +27,7 @@ from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.conversion.conversion_check import run_check
-from nfold.tune.losses import Losses, LossReference, first_losses
+from nfold.tune.losses import Losses, LossReference, first_losses, sample_hash
 from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import (
     CONVERSION,
@@ -112,6 +112,7 @@ class Search:
     kept: list[Remedy] = field(default_factory=list)
     _series: RunSeries = field(default_factory=RunSeries)
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
+    _samples: dict[object, tuple[int, int] | None] = field(default_factory=dict)
     _failures: dict[Trial, str] = field(default_factory=dict)
     _converted: ConvertedScript | None = None
     _converted_runner: WorkloadRunner | None = None
@@ -496,7 +497,7 @@ class Search:
     ) -> float | None:
         """Return the milliseconds per sample of a fresh run, None if it failed.
 
-        Its losses are kept under ``key``, by default the trial.
+        Its losses and samples are kept under ``key``, by default the trial.
         """
         measurement = self._run_fresh(trial, label, runner or self._runner_of(trial))
         if isinstance(measurement, str):
@@ -504,6 +505,7 @@ class Search:
             return None
         if losses := first_losses(measurement):
             self._losses.setdefault(key or trial, []).append(losses)
+        self._samples[key or trial] = sample_hash(measurement)
         metrics = trial.metrics(measurement)
         samples = trial.plan.batch or 1
         return (metrics["step"] + metrics.get("gap", 0.0)) / samples
@@ -546,8 +548,23 @@ class Search:
         losses = self._losses.get(key)
         if not losses:
             return None
+        remedies = (*self.kept, *tried)
         reference = LossReference(tuple(self._losses.get(self._base(original), ())))
-        return reference.objection(losses[-1], largest_change((*self.kept, *tried)))
+        return reference.objection(
+            losses[-1],
+            largest_change(remedies),
+            has_other_draws=self._has_other_draws(key, original, remedies),
+        )
+
+    def _has_other_draws(self, key: object, original: Trial, remedies: Collection[Remedy]) -> bool:
+        """Return whether a run has the samples of the original, but other numbers drawn for them.
+
+        A data set that augments its samples draws the numbers in the loader's workers.
+        """
+        has_workers = any(one.name == "workers" for one in remedies)
+        samples = self._samples.get(key)
+        usual = self._samples.get(self._base(original))
+        return has_workers and samples is not None and samples == usual
 
     def _loss_summary(self, original: Trial) -> str:
         if self._converted is not None:
@@ -557,6 +574,13 @@ class Search:
         reference = LossReference(tuple(self._losses[original]))
         if not reference.is_repeatable:
             return "losses of two runs of the original differ: only their means were compared"
+        final = apply_all(self.kept, original)
+        losses = self._losses.get(final, [()])[-1]
+        if reference.objection(losses, largest_change(self.kept)) is not None:
+            return (
+                "the data set draws other random numbers in other loader workers: samples and "
+                "mean losses compared"
+            )
         return f"first {len(reference.runs[0])} losses compared"
 
     def _time_for(self, runs: int, *, extra_s: float = 0.0) -> bool:

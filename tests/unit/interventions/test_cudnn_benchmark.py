@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from instrumented import dataset, instrumented, loop, model, script_task
 from made import machine, plan
+from nfold.core.script_profile import Parallelism, ScriptProfile
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.torch.variant_support import refusal
@@ -36,7 +37,6 @@ def test_a_script_trains_with_it(variant: Variant, expected: set[bool]) -> None:
     ("workload", "changes", "expected"),
     [
         (SCRIPT, {"device": "cpu"}, "GPUs only"),
-        (SCRIPT, {"strategy": "dp"}, "new threads"),
         (Workload(name="digits"), {}, "already"),
         (SCRIPT, {}, ""),
     ],
@@ -45,3 +45,10 @@ def test_a_refusal_has_a_reason(workload: Workload, changes: dict[str, str], exp
     requested = plan(HOST, **{"device": "cuda", "devices": 2, "strategy": "ddp", **changes})
     assert expected in (refusal(ON, workload, requested) or "")
     assert bool(refusal(ON, workload, requested)) == bool(expected)
+
+
+@pytest.mark.parametrize(("parallel", "expected"), [("none", True), ("dp", False)])
+def test_searches_in_new_threads_are_useless(parallel: Parallelism, *, expected: bool) -> None:
+    profile = ScriptProfile(convolutions=3, parallel=parallel)
+    assert Variant.cudnn_benchmark.is_useful(profile) == expected
+    assert Variant.compiled.is_useful(profile) == expected

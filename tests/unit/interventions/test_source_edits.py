@@ -81,7 +81,6 @@ def test_models_are_compiled_in_place() -> None:
     assert found == tuple(
         AddStatement(location=line, statement=statement) for line in ("gan.py:2", "gan.py:3")
     )
-    assert compiled.source_edits("default", profile("dp", model="gan.py:2")) is None
 
 
 def test_variables_keep_the_settings_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,35 @@ def test_a_remedy_that_changes_losses_is_not_kept() -> None:
     assert result.is_verified
 
 
+@pytest.mark.parametrize(
+    ("digest", "factor", "expected"),
+    [
+        pytest.param("a", 1.02, "kept", id="the same samples, augmented otherwise"),
+        pytest.param("b", 1.02, "changes training", id="other samples"),
+        pytest.param("a", 1.2, "changes training", id="another mean loss"),
+    ],
+)
+def test_workers_may_draw_other_random_numbers(digest: str, factor: float, expected: str) -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        more = bool(found.plan.workers)
+        ranks = (
+            dataclasses.replace(
+                rank,
+                sample_hashes=((100, digest if more else "a"),),
+                losses=tuple((s, (factor if more and s % 2 else 1.0) / s) for s in range(1, 21)),
+            )
+            for rank in found.ranks
+        )
+        found = dataclasses.replace(found, ranks=tuple(ranks))
+        return scaled(found, 0.5) if more else found
+
+    result = Simulation(scenario(), sabotage).tune()
+    tried = [one for one in result.tried if one.remedy.name == "workers"]
+    assert {one.outcome for one in tried} & {"kept", "changes training"} == {expected}
+    assert result.is_verified == (expected == "kept")
+    assert ("draws other random numbers" in result.losses) == (expected == "kept")
+
+
 def test_a_remedy_that_crashes_on_one_rank_is_not_kept() -> None:
     def sabotage(found: Measurement, variant: Variant) -> Measurement:
         if variant.find_unused_parameters:

@@ -107,7 +107,8 @@ class SampleLog:
     def record(self, batch: Any, indices: Any) -> int:
         """Record a batch; return the sum over samples of a hash of each: of its index and labels.
 
-        ``indices`` are the indices of the samples, any value for a whole batch, or None.
+        ``indices`` are the indices of the samples, any value for a whole batch, or None. The sum is 0
+        after the first pass with steps: numbers drawn in a pass may decide the order of the next.
         """
         digests, index_list = _sample_digests(batch), list[object]()
         with suppress(TypeError):
@@ -118,6 +119,8 @@ class SampleLog:
                 if isinstance(index, int) and len(self.indexed_samples) < MAX_INDEXED_SAMPLES:
                     self.indexed_samples[index] = int.from_bytes(digest[:LABEL_BYTES], "big")
         total = 0
+        if any(steps for steps, _ in self._epochs):
+            return total
         for row, digest in enumerate(digests):
             index = repr(index_list[row]).encode() if row < len(index_list) else b""
             total += int.from_bytes(hashlib.blake2b(index + digest, digest_size=8).digest(), "big")

@@ -20,6 +20,7 @@ from nfold.core.source_location import current_user_line, user_stack
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.marks import Batch
+from nfold.engines.torch.input.dataloader import READ_AHEAD_ATTRIBUTE
 from nfold.instrument.hooks.patches import Patches
 from nfold.instrument.input.batch_tensors import (
     BatchReplay,
@@ -162,7 +163,7 @@ class DataLoaderHook:
         last: EpochPass = vars(loader)[PASS_ATTRIBUTE]
         self._count_pass_of_one_step(loader, last)
         if last.batches and (last.is_over or self.steps > last.steps_before):
-            self.on_pass_end(loader, last)
+            self._end_pass(loader, last)
         else:
             self._pending.pop(id(loader), None)
 
@@ -259,20 +260,25 @@ class DataLoaderHook:
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None:
         step_input = self._pending.setdefault(id(iterator.loader), StepInput())
-        step_input.samples += sample_count(batch) or batch_size_of(iterator.loader) or 0
-        step_input.batches += 1
-        # An evaluation may read the same loader, and on one rank only.
-        step_input.training_batches += torch.is_grad_enabled()
         step_input.wait_s += wait_s
+        own = StepInput(
+            samples=sample_count(batch) or batch_size_of(iterator.loader) or 0,
+            batches=1,
+            # An evaluation may read the same loader, and on one rank only.
+            training_batches=int(torch.is_grad_enabled()),
+        )
         if self.in_warm_up:
             log = self._sample_log(iterator.loader.dataset)
-            step_input.sample_hash += log.record(batch, iterator.take_indices())
+            own.sample_hash = log.record(batch, iterator.take_indices())
             iterator.first_batch = batch if iterator.first_batch is None else iterator.first_batch
             self.transfers.record_batch(batch)
             if isinstance(iterator.loader, MarkedBatches):
                 tensors = list(iter_tensors(batch))
                 iterator.loader.on_device = bool(tensors) and all(map(on_device, tensors))
             self.training.companions.record_batch(iterator.loader)
+        iterator.read_ahead.append(own)
+        if len(iterator.read_ahead) > vars(iterator.loader).get(READ_AHEAD_ATTRIBUTE, 0):
+            step_input.add(iterator.read_ahead.popleft())
         if self._last_loader is None or torch.is_grad_enabled():
             # An evaluation may lie between a batch and its step.
             self._last_loader = iterator.loader
@@ -287,7 +293,14 @@ class DataLoaderHook:
             if iterator.loader.num_workers and self.variant.current.input == "real":
                 self.listener.on_first_batch()
 
-    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None:
+    def on_exhausted(self, iterator: InstrumentedIterator) -> None:
+        step_input = self._pending.setdefault(id(iterator.loader), StepInput())
+        for own in iterator.read_ahead:
+            step_input.add(own)
+        iterator.read_ahead.clear()
+        self._end_pass(iterator.loader, iterator.epoch_pass)
+
+    def _end_pass(self, loader: Any, epoch_pass: EpochPass) -> None:
         """End a pass once; a loop that counts batches does not request the end."""
         ended, epoch_pass.is_over = not epoch_pass.is_over, True
         if ended and self.training.feeds_epochs(loader) and not self._renews_iterators:
@@ -308,11 +321,9 @@ class DataLoaderHook:
         total = StepInput()
         for key, step_input in pending.items():
             if key in self.training.ids:
-                total.samples += step_input.samples
-                total.sample_hash += step_input.sample_hash
-                total.batches += step_input.batches
-                total.training_batches += step_input.training_batches
-                total.wait_s += step_input.wait_s
+                total.add(step_input)
+        if not self.in_warm_up:
+            total.sample_hash = 0  # of a batch that was read ahead in the warm-up
         if self.variant.current.input == "real":
             self.batches_of_steps.add(total.training_batches)
         companions = (pending.get(id(companion)) for companion in self.training.companions.all)
@@ -362,6 +373,13 @@ class StepInput:
     batches: int = 0
     training_batches: int = 0
     wait_s: float = 0.0
+
+    def add(self, other: StepInput) -> None:
+        self.samples += other.samples
+        self.sample_hash += other.sample_hash
+        self.batches += other.batches
+        self.training_batches += other.training_batches
+        self.wait_s += other.wait_s
 
 
 class EpochListener(Protocol):

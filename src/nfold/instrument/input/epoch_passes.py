@@ -49,14 +49,18 @@ class BatchProvider(Protocol):
 
     def on_batch(self, iterator: InstrumentedIterator, batch: Any, wait_s: float) -> None: ...
 
-    def on_pass_end(self, loader: Any, epoch_pass: EpochPass) -> None: ...
+    def on_exhausted(self, iterator: InstrumentedIterator) -> None:
+        """Handle the end of a pass whose batches were all read."""
 
     def on_pass_abandoned(self, loader: Any, line: str | None) -> None:
         """Handle that the script left a pass at a line before its end."""
 
 
 class InstrumentedIterator:
-    """One pass over a DataLoader; other attributes are those of the real iterator."""
+    """One pass over a DataLoader; other attributes are those of the real iterator.
+
+    ``read_ahead`` are the batches that no step has had yet, if the loop reads them ahead.
+    """
 
     def __init__(
         self, loader: Any, make_iterator: Callable[[], Iterator[Any]], provider: BatchProvider
@@ -66,6 +70,7 @@ class InstrumentedIterator:
         self.make_iterator = make_iterator
         self.is_started = False
         self.first_batch: Any = None
+        self.read_ahead: deque[Any] = deque()
         if is_first_pass(loader):
             frame, _ = find_user_frame(sys._getframe(1))
             in_generator = frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR
@@ -86,7 +91,7 @@ class InstrumentedIterator:
         try:
             batch = self._provider.next_batch(self)
         except StopIteration:
-            self._provider.on_pass_end(self.loader, self.epoch_pass)
+            self._provider.on_exhausted(self)
             raise
         self.epoch_pass.batches += 1
         self._provider.on_batch(self, batch, time.perf_counter() - start)

@@ -26,18 +26,15 @@ class CompiledModel(Intervention[Mode]):
     def refusal(self, value: str, plan: Plan) -> str | None:
         if "compiled" in str(plan.step):
             return "the step is compiled already"
-        if plan.strategy == "dp" and plan.device == "cuda":
-            return (
-                "nn.DataParallel replicates the module in every step, and replicas are not compiled"
-            )
         return None
+
+    def is_useful(self, profile: Any) -> bool:
+        return bool(profile.parallel != "dp")  # the replicas of every step are not compiled
 
     def values_to_try(self, profile: Any, plan: Plan, cores: int) -> tuple[Mode, ...]:
         return ("default", "reduce-overhead") if plan.device == "cuda" else ("default",)
 
     def source_edits(self, value: str, profile: Any) -> tuple[SourceEdit, ...] | None:
-        if profile.parallel == "dp":  # replicas are not compiled
-            return None
         mode = "" if value == "default" else f'mode="{value}"'
         # In place, so that checkpoints keep the names of parameters. A bare nn.Sequential stays
         # as it is: PyTorch compiles no frames of its own modules.

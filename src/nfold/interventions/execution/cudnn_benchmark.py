@@ -24,17 +24,14 @@ class CudnnBenchmark(TorchSetting[bool]):
     def refusal(self, value: bool, plan: Plan) -> str | None:
         if plan.device == "cpu":
             return "cuDNN computes on GPUs only"
-        if plan.strategy == "dp":
-            return (
-                "nn.DataParallel starts new threads in every step, and cuDNN would search in each"
-            )
         return None
 
     def torch_refusal(self, value: bool, plan: Plan, workload: WorkloadFacts) -> str | None:
         return None if workload.is_script else "cuDNN searches in workloads already"
 
     def is_useful(self, profile: Any) -> bool:
-        return bool(profile.convolutions > 0)
+        # nn.DataParallel starts new threads in every step, and cuDNN would search in each.
+        return bool(profile.convolutions > 0 and profile.parallel != "dp")
 
     def read(self, torch: Any) -> Any:
         return torch.backends.cudnn.benchmark

@@ -23,6 +23,9 @@ from nfold.engines.torch.batch import Batch, CanvasTensors, InputSamples, Sample
 from nfold.engines.torch.input.preprocessing import Augment
 from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
 
+# attribute of a DataLoader: how many batches are read before the step that gets the first
+READ_AHEAD_ATTRIBUTE = "_nfold_read_ahead"
+
 Item = TypeVar("Item")
 Pending = TypeVar("Pending")
 # queues all work that moves a batch to the device, on the current stream
@@ -116,6 +119,12 @@ def prefetch_to_device(
         return description, to_device(batch, device), ids
 
     return prefetch_items(batches, device, move, lambda item: collect_tensors(item[1]))
+
+
+def mark_read_ahead(loader: DataLoader[Any], device: torch.device) -> DataLoader[Any]:
+    """Note on a loader that ``prefetch_to_device`` reads it: on GPUs one batch ahead."""
+    vars(loader)[READ_AHEAD_ATTRIBUTE] = int(device.type == "cuda")
+    return loader
 
 
 MAX_READY_FRACTION = 0.1  # part of the timed steps whose batches may be ready before they begin

@@ -23,7 +23,12 @@ from nfold.core.errors import UnknownValue, UsageError
 from nfold.core.plan import Plan
 from nfold.engines.sampling import BatchDivision, BatchShare
 from nfold.engines.torch.batch import CurrentShare
-from nfold.engines.torch.input.dataloader import identity, loader_options, prefetch_to_device
+from nfold.engines.torch.input.dataloader import (
+    identity,
+    loader_options,
+    mark_read_ahead,
+    prefetch_to_device,
+)
 from nfold.engines.torch.run.datasets import (
     ArrayReader,
     FetchedBatch,
@@ -236,9 +241,8 @@ class MapStyleReader:
         self._config = config
         self._sampler = _BatchListSampler()
         options = loader_options(config.workers, config.device.type, config.options)
-        self._loader = DataLoader(
-            data, batch_sampler=self._sampler, collate_fn=config.collate, **options
-        )
+        loader = DataLoader(data, batch_sampler=self._sampler, collate_fn=config.collate, **options)
+        self._loader = mark_read_ahead(loader, config.device)
 
     def read_epoch(self, epoch: int, skip: int) -> Iterable[FetchedBatch]:
         order = self._config.epoch_order(self.samples or 0, epoch)
@@ -291,7 +295,8 @@ class IterableReader:
             return
         options = loader_options(1, self._config.device.type, self._config.options)
         options["generator"] = _worker_seeds(epoch)
-        yield from DataLoader(batches, batch_size=None, collate_fn=identity, **options)
+        loader = DataLoader(batches, batch_size=None, collate_fn=identity, **options)
+        yield from mark_read_ahead(loader, self._config.device)
 
 
 class _IterableEpoch(IterableDataset[FetchedBatch]):
