@@ -253,7 +253,7 @@ def tuned(name: str, subject: Subject, asked: argparse.Namespace, end: float) ->
         left_s = end - time.monotonic() - RESERVE_S
         status, seconds, told = tune(subject, asked.devices, asked.budget, results, left_s)
         rates: dict[str, list[float]] = {}
-        reason = "" if told else "nfold tune failed"
+        reason = (told["objection"] or "") if told else "nfold tune failed"
         if told:
             try:
                 ours = arms(subject, asked.devices, told, results, Path(temporary))

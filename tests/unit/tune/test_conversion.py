@@ -276,6 +276,8 @@ def test_data_parallel_is_removed(tmp_path: Path, wrapped: str, unwrapped: str) 
         ("device = torch.device('cuda:1' if ok else 'cpu')\n", None),
         ("p.add_argument('--device', default='cuda:0')\n", None),
         ("x.cuda(0)\n", "x.cuda()\n"),
+        ("device = torch.device('cuda', 0)\n", "device = torch.device('cuda')\n"),
+        ("device = torch.device('cuda', index=1)\n", "device = torch.device('cuda')\n"),
     ],
 )
 def test_devices_with_a_number_become_the_current_one(

@@ -63,6 +63,8 @@ CAUSE_NAMES = {
     "growing-work": "work that grows with devices",
 }
 MINOR_FRACTION = 0.05  # of the cost of the first epoch: the rest of the input costs something
+MAX_TOGETHER = 3  # costs within the noise
+MOST_FRACTION = 0.75  # of what is not attributed
 MIN_SHOWN_FRACTION = 0.005  # of the step
 MIN_LINE_FRACTION = 0.2  # of the time of a batch
 BUDGETS_S = (180, 600, 1800, 3600)
@@ -245,6 +247,8 @@ def _headline(budget: Budget, account: StepAccount) -> tuple[str, Tone]:
     rest = account.not_attributed.ms if account.rows else budget.not_attributed_ms
     if budget.is_time_missing(rest) and rest.value > largest:
         known = _observed(budget)
+        if not costs and not known and (together := _cost_together(account)):
+            return together, "unknown"
         if costs:
             known = f"; the largest known cost is {costs[0].label} ({format_ms(costs[0].ms.value)})"
         return f"{_of_step(rest.value, step)} are not attributed yet{known}.", "unknown"
@@ -282,6 +286,21 @@ def _observed(budget: Budget) -> str:
     if EXCHANGE_REPAIR in kinds and budget.exchange and not {"link", "synchronization"} <= measured:
         return f"; not tested: gradient communication ({budget.exchange})"
     return ""
+
+
+def _cost_together(account: StepAccount) -> str:
+    """Return a sentence about costs within the noise that together make most of what is missing."""
+    rest_ms, rows, sum_ms = account.not_attributed.ms.value, list[str](), 0.0
+    for row in sorted(account.small, key=lambda one: -one.ms.value)[:MAX_TOGETHER]:
+        if sum_ms < MOST_FRACTION * rest_ms and row.ms.value > 0:
+            rows.append(row.label)
+            sum_ms += row.ms.value
+    if len(rows) < 2 or abs(sum_ms - rest_ms) > (1 - MOST_FRACTION) * rest_ms:
+        return ""
+    return (
+        f"Probably {join_words(rows)}: together {_of_step(sum_ms, account.step_ms.value)}; each "
+        "alone is within the noise."
+    )
 
 
 def _shared_cores_headline(budget: Budget, costs: tuple[AccountRow, ...], step_ms: float) -> str:

@@ -26,5 +26,8 @@ class ChannelsLast(Intervention[bool]):
             return "the layout is channels_last already"
         return None
 
+    def is_useful(self, profile: Any) -> bool:
+        return bool(profile.convolutions > 0)
+
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
         return wrap_moved_model(profile, "{}.to(memory_format=torch.channels_last)")

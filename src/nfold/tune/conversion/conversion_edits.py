@@ -392,6 +392,18 @@ class _Converter:
                         )
                     head, _, _ = old.rpartition(argument)
                     yield ReplaceExpression(location=self._location(node), old=old, new=f"{head})")
+                case (
+                    ast.Call(func=function, args=[ast.Constant(value="cuda") as kind, number])
+                    | ast.Call(
+                        func=function,
+                        args=[ast.Constant(value="cuda") as kind],
+                        keywords=[ast.keyword(arg="index", value=number)],
+                    )
+                ) if last_name(function) == "device" and isinstance(number, ast.Constant):
+                    found.add(f"cuda:{number.value!s}")
+                    new = f"{self._source.code(function)}({self._source.code(kind)})"
+                    old = self._source.code(node)
+                    yield ReplaceExpression(location=self._location(node), old=old, new=new)
                 case ast.Call(func=function, args=[ast.Constant(value=int()), *_]):
                     if last_name(function) == "set_device":
                         raise NotConvertible(node, "every device would use this GPU")
