@@ -18,12 +18,8 @@ from nfold.core.workload import Workload
 from nfold.interventions.intervention import Intervention
 from nfold.interventions.registry import REGISTRY
 from nfold.tune.conversion.conversion_edits import plan_conversion
-from nfold.tune.plan_edits import (
-    learning_rate_advice,
-    loader_batch_edits,
-    loader_batch_size,
-    loader_worker_edits,
-)
+from nfold.tune.plan_edits import learning_rate_advice, loader_batch_size
+from nfold.tune.plan_fields import TUNABLE_FIELDS
 from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
 from nfold.tune.settings_file import KeptRemedy, TunedSettings
@@ -34,12 +30,9 @@ TOML_FILE, PATCH_FILE = "nfold.toml", "nfold.patch"
 
 def source_edits(remedy: Remedy, profile: ScriptProfile) -> tuple[SourceEdit, ...] | None:
     """Return the edits that keep a remedy in the script; None if no place is known."""
-    if remedy.name == "workers":
-        return loader_worker_edits(remedy.value, profile)
-    if remedy.name == "batch":
-        return loader_batch_edits(remedy.value, profile)
     if remedy.is_plan_field:
-        return None
+        edits = TUNABLE_FIELDS[remedy.name].edits
+        return None if edits is None else edits(remedy.value, profile)
     if remedy.in_run:
         return Variant.run_plan.source_edits(tuple(remedy.fields.items()), profile)
     return REGISTRY[remedy.name].source_edits(remedy.value, profile)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from nfold.core.plan import ALLOWED_VALUES, Plan
+from nfold.core.script_profile import ScriptProfile
+from nfold.core.source_edit import SourceEdit
 from nfold.interventions.intervention import Numerics
+from nfold.tune.plan_edits import loader_batch_edits, loader_worker_edits
 
+KeepInScript = Callable[[Any, ScriptProfile], tuple[SourceEdit, ...] | None]
 MIN_WORKER_LIMIT = 8  # workers that wait for storage need no core
 MAX_WORKER_COUNTS = 3
 
@@ -18,7 +23,9 @@ class TunableField:
 
     ``numerics`` and ``permission`` are as those of an intervention. ``values``: those that can be
     faster than others; default: all that the field allows. ``in_run``: a script's nfold.Run has it,
-    and these ``remedies`` of other scripts would do the same.
+    and these ``remedies`` of other scripts would do the same. ``edits`` keep a value in a script whose
+    loop has no nfold.Run. ``draws``: a data set draws other random numbers with another value.
+    ``label`` is a format of the value.
     """
 
     numerics: Numerics
@@ -26,10 +33,15 @@ class TunableField:
     values: tuple[Any, ...] = ()
     in_run: bool = False
     remedies: tuple[str, ...] = ()
+    edits: KeepInScript | None = None
+    draws: bool = False
+    label: str = ""
 
 
 TUNABLE_FIELDS: dict[str, TunableField] = {
-    "workers": TunableField(numerics="same"),
+    "workers": TunableField(
+        numerics="same", edits=loader_worker_edits, draws=True, label="num_workers={}"
+    ),
     "strategy": TunableField(numerics="same", values=("nfold", "ddp")),
     "step": TunableField(numerics="rounding", in_run=True, remedies=("compiled", "captured")),
     "input": TunableField(numerics="same", in_run=True),
@@ -49,7 +61,12 @@ TUNABLE_FIELDS: dict[str, TunableField] = {
     "batch_norm": TunableField(
         numerics="training", permission="batch_norm", values=("device",), in_run=True
     ),
-    "batch": TunableField(numerics="training", permission="batch"),
+    "batch": TunableField(
+        numerics="training",
+        permission="batch",
+        edits=loader_batch_edits,
+        label="{} samples in a step",
+    ),
 }
 """In the order in which they are tried. What a framework cannot do, its rules refuse."""
 

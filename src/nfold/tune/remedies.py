@@ -151,6 +151,11 @@ class Remedy:
         return numerics
 
     @property
+    def has_other_draws(self) -> bool:
+        """Return whether a data set that augments samples draws other random numbers for them."""
+        return self._is_field and TUNABLE_FIELDS[self.name].draws
+
+    @property
     def permission(self) -> str:
         if self.name == CONVERSION:
             return ""
@@ -161,12 +166,10 @@ class Remedy:
     @property
     def label(self) -> str:
         """``channels_last``, ``num_workers=4``, ``step compiled with strategy nfold``."""
-        if self.name == "workers":
-            return f"num_workers={self.value}"
-        if self.name == "batch":
-            return f"{self.value} samples in a step"
         if self.name == CONVERSION:
             return f"nfold.Run on {self.value} devices"
+        if self._is_field and TUNABLE_FIELDS[self.name].label:
+            return TUNABLE_FIELDS[self.name].label.format(self.value)
         if self._is_field:
             needed = join_words([f"{name} {value}" for name, value in self.needs])
             return f"{self.name} {self.value}{needed and f' with {needed}'}"

@@ -561,10 +561,10 @@ class Search:
 
         A data set that augments its samples draws the numbers in the loader's workers.
         """
-        has_workers = any(one.name == "workers" for one in remedies)
         samples = self._samples.get(key)
         usual = self._samples.get(self._base(original))
-        return has_workers and samples is not None and samples == usual
+        is_same = samples is not None and samples == usual
+        return is_same and any(one.has_other_draws for one in remedies)
 
     def _loss_summary(self, original: Trial) -> str:
         if self._converted is not None:
