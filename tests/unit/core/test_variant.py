@@ -92,7 +92,6 @@ def test_merge_combines_interventions() -> None:
         (Variant(expandable_segments=True), {"device": "cpu"}, "has no segments"),
         (Variant(channels_last=True), {"layout": "channels_last"}, "channels_last already"),
         (Variant(compiled="default"), {"step": "compiled"}, "compiled already"),
-        (Variant(compiled="default"), {"devices": 2, "strategy": "dp"}, "replicas are not"),
         (Variant(exchange_after_backward=True), {"device": "cuda"}, "not independent exchange"),
     ],
 )
