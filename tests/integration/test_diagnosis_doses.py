@@ -18,6 +18,7 @@ def test_two_ranks_spend_at_least_what_is_asked_for() -> None:
     assert slowest_ms(script.run(doses))[0] >= doses["imbalance"] + doses["input"]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("shared_data")

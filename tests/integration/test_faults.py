@@ -134,6 +134,7 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
     assert _gone([beat.pid for beat in beats if beat is not None])
 
 
+@pytest.mark.slow
 def test_a_measurement_survives_the_removal_of_its_folder(host: Machine, tmp_path: Path) -> None:
     injector = Injector(tmp_path, lambda folder: shutil.rmtree(folder.path))
     asked = plan(host, devices=2, batch=32, epochs=10, warmup_steps=2)
@@ -188,8 +189,10 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     [
         ("oom:1:4", "oom", "out of memory"),
         ("nan:1:4", "diverged", "step 4"),
-        ("raise:0:4", "crashed", "planted in the user's own code"),
-        ("leave:1:4", "crashed", "exited with code 7"),
+        pytest.param(
+            "raise:0:4", "crashed", "planted in the user's own code", marks=pytest.mark.slow
+        ),
+        pytest.param("leave:1:4", "crashed", "exited with code 7", marks=pytest.mark.slow),
     ],
 )
 def test_a_failing_rank_is_the_root_cause(

@@ -17,6 +17,7 @@ DRIVER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers" / "incepti
 SHORT = ("--device=cpu", "--batch=2", "--most=2", "--steps=1", "--warmup=1")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no room for two arms")

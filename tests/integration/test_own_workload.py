@@ -179,8 +179,11 @@ def test_images_are_augmented_alike_and_a_regression_has_no_accuracy(project: Pa
     ("workload", "devices", "code", "reason"),
     [
         ("project:floats:width=-1", "cpu:1", 1, r"RuntimeError.*\(project\.py:14\); next: python"),
-        ("project:wrong", "cpu:1", 1, "mat1 and mat2"),
-        ("project:unseeded", "cpu:2", 1, "made different data or weights on different ranks"),
+        pytest.param("project:wrong", "cpu:1", 1, "mat1 and mat2", marks=pytest.mark.slow),
+        pytest.param(
+            *("project:unseeded", "cpu:2", 1, "made different data or weights on different ranks"),
+            marks=pytest.mark.slow,
+        ),
         ("project:nothing", "cpu:1", 2, "unknown function of project 'nothing'"),
     ],
 )

@@ -441,6 +441,7 @@ def test_a_rank_that_leaves_the_loop_early_is_named(place: Place) -> None:
     assert "rank 1 is in barrier (train.py:" in err
 
 
+@pytest.mark.slow
 def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) -> None:
     code, _, err = place.run(
         DDP, "evaluates", str(LONGER_S), flags=("--devices", "2", *HANG_TIMEOUT)

@@ -251,6 +251,7 @@ def test_a_port_in_use_names_its_owner(nodes: list[Node], backend: str) -> None:
     assert f"used by process {os.getpid()} (" in err.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_one_node_takes_another_port_than_one_in_use(nodes: list[Node]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -264,9 +265,9 @@ def test_one_node_takes_another_port_than_one_in_use(nodes: list[Node]) -> None:
     "command",
     [
         "run --devices 2 train.py 1000000",
-        "bench digits --devices 2 --epochs 1000",
+        pytest.param("bench digits --devices 2 --epochs 1000", marks=pytest.mark.slow),
         pytest.param("train digits --devices 2 --epochs 1000", marks=pytest.mark.slow),
-        "explain train.py --devices 2 -- 1000000",
+        pytest.param("explain train.py --devices 2 -- 1000000", marks=pytest.mark.slow),
     ],
 )
 def test_one_node_listens_on_the_loopback_only(nodes: list[Node], command: str) -> None:

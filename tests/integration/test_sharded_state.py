@@ -94,7 +94,7 @@ def test_checkpoints_of_either_kind_continue_as_without_an_interruption(
             assert (rank["state_bytes"] < other["state_bytes"]) == sharded
 
 
-@pytest.mark.parametrize(("written", "read"), [(3, 2), (2, 1)])
+@pytest.mark.parametrize(("written", "read"), [pytest.param(3, 2, marks=pytest.mark.slow), (2, 1)])
 def test_a_checkpoint_is_read_on_another_number_of_devices(
     found: Found, folder: Path, written: int, read: int
 ) -> None:

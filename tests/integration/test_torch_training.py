@@ -101,6 +101,7 @@ def test_a_run_in_steps_has_no_epochs_but_losses(host: Machine, tmp_path: Path) 
     assert any(row.get("rank1_cpu_percent") is not None for row in written)
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_trains_the_same(host: Machine, tmp_path: Path) -> None:
     one = _train(host, tmp_path, devices=1, batch=61, epochs=1)
     two = _train(host, tmp_path, devices=2, batch=61, epochs=1)

@@ -202,6 +202,7 @@ def test_a_failed_run_reports_why_and_where_its_log_is(one_device: Train) -> Non
     assert "the same command resumes" in errors
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_version_0_1_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,10 +57,18 @@ def line_number(script: Path, line: str) -> int:
     ("kind", "error", "text"),
     [
         ("thawed", PARAMETERS_DIFFER, "gradients of backbone are not exchanged"),
-        ("initial", PARAMETERS_DIFFER, "initial weights of backbone.0 and head differ"),
+        pytest.param(
+            *("initial", PARAMETERS_DIFFER, "initial weights of backbone.0 and head differ"),
+            marks=pytest.mark.slow,
+        ),
         ("past-wrapper", PARAMETERS_DIFFER, "gradients were not exchanged"),
-        ("repeated", REPEATED_SAMPLES, "the same samples 2 times"),
-        ("same-batches", SAME_SAMPLES, "all ranks make the same random batches"),
+        pytest.param(
+            "repeated", REPEATED_SAMPLES, "the same samples 2 times", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *("same-batches", SAME_SAMPLES, "all ranks make the same random batches"),
+            marks=pytest.mark.slow,
+        ),
         ("one-order", SAME_ORDER, "sampler.set_epoch(epoch) is not called"),
         pytest.param(
             "views", AUGMENTED_COPIES, "each with its own augmentation", marks=pytest.mark.slow

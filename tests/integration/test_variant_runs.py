@@ -64,6 +64,7 @@ def test_independent_copies_are_two_trainings_of_one_device(tmp_path: Path) -> N
     assert not (tmp_path / CHECKPOINT).exists()
 
 
+@pytest.mark.slow
 def test_ranks_change_devices_and_shares(tmp_path: Path) -> None:
     usual = _measured(tmp_path, None)
     turned = _measured(tmp_path, Variant(data_shares=(1, 0), devices=(1, 0)))

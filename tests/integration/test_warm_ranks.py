@@ -90,6 +90,7 @@ def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: i
     assert LossReference((first_losses(cold),)).objection(first_losses(warm), "same") is None
 
 
+@pytest.mark.slow
 def test_a_variable_that_configures_libraries_needs_new_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_variable_that_configures_libraries_needs_new_ranks(
     assert (said["loaded"], later["loaded"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     with closing(AgentServer(str(tmp_path / "train.py"))) as server:
@@ -123,6 +125,7 @@ def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_
     assert said["program"][-1] == "nfold.launch.agent"
 
 
+@pytest.mark.slow
 def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")

@@ -58,6 +58,7 @@ def _script(folder: Path, name: str, text: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 @repeated
 def test_a_script_that_waits_a_quarter_as_long_gains_fourfold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
