@@ -24,6 +24,7 @@ PARAMETERS_DIFFER = "parameters_differ"
 OUT_OF_STEP = "out_of_step"
 UNEQUAL_EPOCHS = "unequal_epochs"
 SAME_RANDOM_NUMBERS = "same_random_numbers"
+SKIP_TOGETHER = "next: let all ranks skip together (all_reduce what they decide by)"
 PART_NOT_EXCHANGED = "are not exchanged:"  # in the text about gradients of a part of the model
 WHOLE_DATA = "whole_data"
 ERROR_KINDS = (OUT_OF_STEP, PARAMETERS_DIFFER, SAME_SAMPLES, REPEATED_SAMPLES, SAME_ORDER)
@@ -80,17 +81,24 @@ def check_epoch_lengths(ranks: Sequence[RankSamples]) -> Caveat | None:
 
 
 def _check_skipped_batches(ranks: Sequence[RankSamples]) -> Caveat | None:
-    skipped = {rank.rank: rank.skipped_batches for rank in ranks}
-    least, *others = sorted({number or 0 for number in skipped.values()})
-    if None in skipped.values() or not others:
+    skipped = describe_skipped_batches(ranks)
+    if not skipped:
         return None
-    named = join_words([f"{number} on rank {rank}" for rank, number in skipped.items()])
+    counts = [rank.skipped_batches or 0 for rank in ranks]
     text = (
-        f"ranks are out of step: batches were taken without a step, {named}; a rank that skips more "
-        f"ends its epoch {others[-1] - least} steps early, and the others wait for it for ever; next: "
-        "let all ranks skip together (all_reduce what they decide by)"
+        f"ranks are out of step: {skipped}; a rank that skips more ends its epoch "
+        f"{max(counts) - min(counts)} steps early, and the others wait for it for ever; {SKIP_TOGETHER}"
     )
     return Caveat(kind=OUT_OF_STEP, text=text)
+
+
+def describe_skipped_batches(ranks: Sequence[RankSamples]) -> str:
+    """``batches were taken without a step, 0 on rank 0 and 2 on rank 1``; empty if as many on all."""
+    skipped = {rank.rank: rank.skipped_batches for rank in ranks}
+    if None in skipped.values() or len(set(skipped.values())) < 2:
+        return ""
+    named = join_words([f"{number} on rank {rank}" for rank, number in skipped.items()])
+    return f"batches were taken without a step, {named}"
 
 
 def check_same_samples(ranks: Sequence[RankSamples]) -> Caveat | None:
@@ -255,7 +263,7 @@ def _describe_parts(ranks: Sequence[RankSamples]) -> str | None:
     begin = min(part.trained_from for part in ends[0].parts if part.name in after)
     when = f"from step {begin} on" if begin else f"after step {ends[0].step}"
     return (
-        f"gradients of {join_words(_shortest_names(after, changed - after))} {PART_NOT_EXCHANGED} its "
+        f"gradients of {join_words(_shortest_names(after, changed - after))} {PART_NOT_EXCHANGED} their "
         f"parameters differ between ranks {when}, those of {join_words(equal)} do not"
     )
 

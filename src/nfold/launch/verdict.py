@@ -18,7 +18,12 @@ from nfold.engines.recorder import MIN_WINDOWS
 from nfold.launch.handoff import HandoffFolder, RankFailure
 from nfold.launch.rank_lifecycle import find_current_call
 from nfold.launch.supervisor import TreeExit
-from nfold.launch.training_checks import check_same_order, training_caveats
+from nfold.launch.training_checks import (
+    SKIP_TOGETHER,
+    check_same_order,
+    describe_skipped_batches,
+    training_caveats,
+)
 
 AGENT_EXIT_CODES = (-signal.SIGTERM,)  # of ranks that torchelastic stops because another failed
 SAME_STEPS = "next: equal numbers of steps on all ranks, and no collective on one rank alone"
@@ -55,9 +60,9 @@ def read_outcome(folder: HandoffFolder, ending: TreeExit, processes: int) -> Out
         if has_collective_mismatch(folder, cause) or are_out_of_step(
             status, cause, places, failures
         ):
-            text = (
-                f"ranks are out of step: {'; '.join(place.text for place in places)}; {SAME_STEPS}"
-            )
+            skipped = describe_skipped_batches(ranks)
+            where = "; ".join([*(place.text for place in places), *([skipped] if skipped else [])])
+            text = f"ranks are out of step: {where}; {SKIP_TOGETHER if skipped else SAME_STEPS}"
             cause = replace(cause, text=text, out_of_step=True)
             status = "hung" if status == "unsupported" else status
     return Outcome(

@@ -222,10 +222,11 @@ def run_rank(folder: HandoffFolder, rank: int, world_size: int) -> bool:
         folder.reports.write_samples(get_framework(task.plan.framework).run_rank(task, observer))
         observer.beat(Phase.FINISHED, observer.step)
     except Exception as error:
-        traceback.print_exc()
+        # First, as the run may be ended while the traceback reads source files.
         folder.reports.write_failure(
             build_failure(error, rank, observer.step, error_location(error))
         )
+        traceback.print_exc()
         observer.flush_samples()
         return False
     finally:

@@ -142,7 +142,7 @@ def test_parameters_that_were_frozen_when_wrapped_have_the_line_of_the_wrapper(
     if line is not None:
         wrapper = (SourceLocation(line=line),)
         seen = dataclasses.replace(seen, source_locations={"wrapper": wrapper})
-    text = f"gradients of backbone {PART_NOT_EXCHANGED} its parameters differ"
+    text = f"gradients of backbone {PART_NOT_EXCHANGED} their parameters differ"
     (error,) = find_training_errors({PARAMETERS_DIFFER: text}, None, seen)
     assert error == f"{text}{FROZEN_WHEN_WRAPPED.format(place)}"
     by_hand = dataclasses.replace(seen, parallel="other")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nfold.core.measurement import RankSamples
 from nfold.engines.base import Phase
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
 from nfold.launch.supervisor import TreeExit
@@ -154,6 +155,21 @@ def test_ranks_that_wait_in_different_places_are_out_of_step(
     assert outcome.cause.out_of_step
     assert "rank 0 is in all_reduce (train.py:37) after step 60" in outcome.cause.text
     assert "rank 1 is in backward (train.py:31) after step 61" in outcome.cause.text
+
+
+def test_batches_without_a_step_are_named_where_ranks_are_out_of_step(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 120, 1: 120})
+    _write_stacks(folder, ("all_reduce", 62), ("backward", 38))
+    for rank, skipped in enumerate((0, 2)):
+        folder.reports.write_samples(
+            RankSamples(rank=rank, device="cpu", batches_per_epoch=120, skipped_batches=skipped)
+        )
+    outcome = read_outcome(folder, TreeExit(hung=(0, 60)), 2)
+    assert outcome.cause is not None
+    assert (
+        "batches were taken without a step, 0 on rank 0 and 2 on rank 1; next: let all ranks skip"
+        in outcome.cause.text
+    )
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,18 @@ def test_a_rank_waits_for_the_others_steps_but_not_for_ever(
     assert folder.reports.read_profiles() == (ScriptProfile(rank=0, steps=3),)
     first.close()
     second.close()
+
+
+def test_a_failure_is_reported_before_its_traceback_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run may be ended while a traceback reads source files."""
+    folder, reported = HandoffFolder(tmp_path), list[str]()
+
+    def print_traceback() -> None:
+        reported.extend(failure.status for failure in folder.reports.read_failures())
+
+    monkeypatch.setattr(workload_process.traceback, "print_exc", print_traceback)
+    monkeypatch.setenv("LOCAL_RANK", "no number")
+    assert not workload_process.run_rank(folder, rank=0, world_size=1)
+    assert reported == ["crashed"]
