@@ -255,12 +255,13 @@ class Experiment:
         return fitting
 
     def _run_required(
-        self, design: ExperimentDesign, required: Iterable[Trial], optional: Sequence[Trial] = ()
+        self, design: ExperimentDesign, required: Sequence[Trial], optional: Sequence[Trial] = ()
     ) -> None:
         """Run the trials that an explanation needs; they may exceed the time budget.
 
         ``optional`` trials that share their process trees run with them, unless steps are so long
-        that the time budget does not allow it. A trial that fails is retried once, because a
+        that the time budget does not allow it. A tree whose steps are far slower than those of the
+        probe run leaves the time of the others. A trial that fails is retried once, because a
         script that passed its probe run may fail by chance.
         """
         for trial in required:
@@ -286,7 +287,8 @@ class Experiment:
                         seconds = planner.interleaved_seconds(design, missing, self._step_s)
                         if seconds > self.time_budget.remaining_s:
                             missing = [trial]
-                    limit_s = self.time_budget.required_s
+                    trees = sum(one not in self.results.runs for one in required)
+                    limit_s = self.time_budget.required_s / trees
                     if limit_s <= 0:
                         self.results.reasons[trial] = f"interrupted: {NOT_ENOUGH_TIME}"
                         continue
