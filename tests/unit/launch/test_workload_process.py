@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_failure_is_reported_before_its_traceback_is_printed(
     def print_traceback() -> None:
         reported.extend(failure.status for failure in folder.reports.read_failures())
 
-    monkeypatch.setattr(workload_process.traceback, "print_exc", print_traceback)
+    monkeypatch.setattr(traceback, "print_exc", print_traceback)
     monkeypatch.setenv("LOCAL_RANK", "no number")
     assert not workload_process.run_rank(folder, rank=0, world_size=1)
     assert reported == ["crashed"]
