@@ -58,6 +58,7 @@ LONG_STEP_PROBE_STEPS = 13  # of a probe run if steps are long
 MAX_ROUNDS = 6
 MIN_TREES = 4  # process trees of a useful explanation
 OVERRUN_FACTOR = 1.2  # a trial that was never measured may exceed the remaining time by so much
+SLOWER_FACTOR = 2.0  # by which a tree may exceed what the probe run made expect
 MIN_OVERRUN_S = 60.0  # that the trials an explanation needs may exceed a small time budget by
 MODEL_PARALLEL_NAMES: dict[str, str] = {"tensor": "tensor parallel", "pipeline": "a pipeline"}
 ProfileReader = Callable[[Measurement], tuple[ScriptProfile, ...]]  # per rank; empty if deleted
@@ -288,11 +289,27 @@ class Experiment:
                         if seconds > self.time_budget.remaining_s:
                             missing = [trial]
                     trees = sum(one not in self.results.runs for one in required)
-                    limit_s = self.time_budget.required_s / trees
+                    limit_s = self._required_limit_s(design, missing, trees)
                     if limit_s <= 0:
                         self.results.reasons[trial] = f"interrupted: {NOT_ENOUGH_TIME}"
                         continue
                     self._measure(missing, 0, limit_s)
+
+    def _required_limit_s(
+        self, design: ExperimentDesign, trials: Sequence[Trial], trees: int
+    ) -> float:
+        """Return the time limit of the next of ``trees`` process trees that must run.
+
+        What an interleaved run has measured by then suffices.
+        """
+        share_s = self.time_budget.required_s / trees
+        if design.start_s is None:
+            return share_s
+        steps_s = planner.run_seconds(design, self._step_s)
+        if len(trials) > 1:
+            steps_s = planner.interleaved_seconds(design, trials, self._step_s)
+        expected_s = design.start_s + steps_s
+        return min(share_s, max(self.time_budget.remaining_s / trees, SLOWER_FACTOR * expected_s))
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """Run the trials of one process tree, if time allows; return whether any is measured.

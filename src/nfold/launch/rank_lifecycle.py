@@ -58,13 +58,14 @@ STACK_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 LIBRARY_FOLDER = f"{os.path.dirname(os.__file__)}{os.sep}"
 NESTED = ("wrapper", "inner")  # functions of PyTorch that call what the user called
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+LAUNCH_FOLDER = f"{Path(__file__).parent}{os.sep}"
 
 
 def find_current_call(stack_file: Path) -> str | None:
     """Return the user's line that a rank executes, and the function of PyTorch called there.
 
     For example ``all_reduce (train.py:12)``; a line of nfold if there is none of the user. None if
-    the file has no stack. The main thread is the last in it.
+    the file has no stack, or the rank has left what it trains. The main thread is the last in it.
     """
     text = stack_file.read_text(errors="replace") if stack_file.exists() else ""
     function, own = "", None
@@ -73,6 +74,8 @@ def find_current_call(stack_file: Path) -> str | None:
         call = f"{function} ({location})" if function else location
         if "-packages/torch/" in path:
             function = function if name in NESTED or name.startswith("_") else name
+        elif path.startswith(LAUNCH_FOLDER):
+            function = ""
         elif path.startswith(OWN_FOLDER):
             own = own or call
         elif "-packages/" in path or not path.startswith((LIBRARY_FOLDER, "<")):

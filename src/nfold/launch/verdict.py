@@ -116,7 +116,10 @@ def rank_places(
     failed = {failure.rank: failure for failure in failures}
     found = []
     for rank, beat in folder.reports.read_heartbeats().items():
-        location, has_left = find_current_call(folder.stack_file(rank)) or "", False
+        stack = folder.stack_file(rank)
+        location = find_current_call(stack) or ""
+        # Ended by an error that it had no time to report.
+        has_left = not location and stack.exists() and stack.stat().st_size > 0
         waits = WAITING_CALLS.match(location) is not None
         if rank in failed:
             location, has_left = failed[rank].location, failed[rank].has_left

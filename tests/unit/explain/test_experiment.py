@@ -178,6 +178,22 @@ def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shar
     assert others[-1] < 1010
 
 
+def test_steps_that_are_slower_than_those_of_the_probe_run_do_not_take_all_of_the_time() -> None:
+    limits: list[float] = []
+    usual = runner(SCRIPT)
+
+    def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
+        limits.append(more["options"].time_limit_s)
+        measurement: Measurement = usual(workload, plan, ablation, **more)
+        return measurement
+
+    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
+    experiment.run(dataclasses.replace(experiment_design(), start_s=1.0))
+    _, on_all_devices, on_one, *_ = limits
+    assert on_all_devices <= 500
+    assert 500 < on_one <= 1000
+
+
 def test_a_request_to_stop_ends_it_with_what_there_is() -> None:
     stop = StopRequest(signum=2)
     experiment, ticking, _ = _experiment(1000.0, stop=stop)

@@ -389,7 +389,7 @@ def test_a_budget_that_a_slow_start_exceeds_is_refused_after_the_probe_run(
     if fits:
         one.run(design)
         assert now[0] <= budget_s + max(60.0, budget_s)
-        assert limits[:2] == [budget_s, 2 * budget_s - 40.0]
+        assert limits[:2] == [budget_s, (2 * budget_s - 40.0) / 2]
         return
     message = r"wrong training: .* same order.*takes 40 s to start.*next: --budget \d+s"
     with pytest.raises(RunFailure, match=message):

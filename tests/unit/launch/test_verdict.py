@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import traceback
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from nfold.core.measurement import RankSamples
 from nfold.engines.base import Phase
+from nfold.launch import verdict
 from nfold.launch.handoff import HandoffFolder, HeartbeatWriter, RankFailure
 from nfold.launch.supervisor import TreeExit
 from nfold.launch.verdict import determine_status, read_outcome
@@ -197,6 +199,21 @@ def test_an_abort_while_a_rank_runs_its_own_code_is_not_out_of_step(tmp_path: Pa
     outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
     assert outcome.cause is not None
     assert not outcome.cause.out_of_step
+
+
+def test_a_rank_that_reports_its_error_has_ended(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "run", {0: 60, 1: 60})
+    _write_stacks(folder, ("all_reduce", 37))
+    place = Path(verdict.__file__).with_name("workload_process.py")
+    folder.stack_file(1).write_text(
+        "Thread 0x7 (most recent call first):\n"
+        f'  File "{traceback.__file__}", line 124 in print_exception\n'
+        f'  File "{place}", line 225 in run_rank\n'
+    )
+    folder.agent.write_exit_codes({0: -signal.SIGABRT})
+    outcome = read_outcome(folder, TreeExit(exit_code=1), 2)
+    assert outcome.cause is not None
+    assert "(train.py:37) after step 60; rank 1 has ended after step 60" in outcome.cause.text
 
 
 def test_ranks_that_hang_in_one_place_are_not_out_of_step(tmp_path: Path) -> None:
