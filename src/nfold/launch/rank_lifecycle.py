@@ -58,7 +58,7 @@ STACK_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 LIBRARY_FOLDER = f"{os.path.dirname(os.__file__)}{os.sep}"
 NESTED = ("wrapper", "inner")  # functions of PyTorch that call what the user called
 OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
-LAUNCH_FOLDER = f"{Path(__file__).parent}{os.sep}"
+AROUND_TRAINING = (f"{OWN_FOLDER}launch{os.sep}", f"{OWN_FOLDER}instrument{os.sep}")
 
 
 def find_current_call(stack_file: Path) -> str | None:
@@ -74,10 +74,8 @@ def find_current_call(stack_file: Path) -> str | None:
         call = f"{function} ({location})" if function else location
         if "-packages/torch/" in path:
             function = function if name in NESTED or name.startswith("_") else name
-        elif path.startswith(LAUNCH_FOLDER):
-            function = ""
         elif path.startswith(OWN_FOLDER):
-            own = own or call
+            own = own or (None if path.startswith(AROUND_TRAINING) else call)
         elif "-packages/" in path or not path.startswith((LIBRARY_FOLDER, "<")):
             return call
     return own
