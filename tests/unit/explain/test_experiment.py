@@ -155,8 +155,8 @@ def test_what_was_measured_before_is_not_run_again() -> None:
     assert again.runs[:2] == noting.runs[:2]
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shared: bool) -> None:
+def _time_limits(design: ExperimentDesign, *, shared: bool) -> list[float]:
+    """Return the time limits of all runs of an experiment with 1000 s."""
     limits: list[float] = []
     usual = runner(SCRIPT)
 
@@ -166,12 +166,15 @@ def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shar
         return measurement
 
     found = target(SCRIPT, run=run)
-    experiment = Experiment(
-        Sharing.of(found) if shared else found, TimeBudget(1000.0), ExperimentEvents()
-    )
-    experiment.run(experiment_design())
+    budget = TimeBudget(1000.0)
+    Experiment(Sharing.of(found) if shared else found, budget, ExperimentEvents()).run(design)
+    return limits
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shared: bool) -> None:
+    pilot, on_all_devices, *others = limits = _time_limits(experiment_design(), shared=shared)
     assert all(0 < limit <= 1010 or 1900 < limit <= 2000 for limit in limits)
-    pilot, on_all_devices, *others = limits
     assert pilot > 1900
     assert on_all_devices < 1010  # half of what is left: the run on one device needs as much
     assert sum(limit > 1900 for limit in others) == 1
@@ -179,17 +182,8 @@ def test_only_a_run_without_which_nothing_can_be_said_may_exceed_the_budget(shar
 
 
 def test_steps_that_are_slower_than_those_of_the_probe_run_do_not_take_all_of_the_time() -> None:
-    limits: list[float] = []
-    usual = runner(SCRIPT)
-
-    def run(workload: Any, plan: Any, ablation: Any = None, **more: Any) -> Measurement:
-        limits.append(more["options"].time_limit_s)
-        measurement: Measurement = usual(workload, plan, ablation, **more)
-        return measurement
-
-    experiment = Experiment(target(SCRIPT, run=run), TimeBudget(1000.0), ExperimentEvents())
-    experiment.run(dataclasses.replace(experiment_design(), start_s=1.0))
-    _, on_all_devices, on_one, *_ = limits
+    design = dataclasses.replace(experiment_design(), start_s=1.0)
+    _, on_all_devices, on_one, *_ = _time_limits(design, shared=False)
     assert on_all_devices <= 500
     assert 500 < on_one <= 1000
 
