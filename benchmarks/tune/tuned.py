@@ -63,7 +63,7 @@ class TunedScript:
     Rates are samples per second, those of the result and the expert turn by turn. They are empty
     if a script failed, with the ``reason``. ``gain`` is the factor of the throughput (value, low,
     high), ``predicted`` the product of the factors that the explanation expected of what was kept.
-    ``tried`` says what was measured and not kept.
+    ``tried`` says of every remedy whether it was kept, its gain, and why not.
     """
 
     script: str
@@ -111,7 +111,7 @@ def shown(interval: Interval) -> str:
 
 
 def outcome(tried: dict[str, Any]) -> str:
-    """What became of a remedy, from the JSON of ``nfold tune``."""
+    """Return the line of a remedy: its outcome, gain and reason, from the JSON of ``nfold tune``."""
     gain = f" {shown(Interval(**tried['gain']))}" if tried["gain"] else ""
     return f"{tried['label']}: {tried['outcome']}{gain} {tried['reason']}".rstrip()
 

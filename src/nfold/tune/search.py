@@ -576,7 +576,8 @@ class Search:
             return "losses of two runs of the original differ: only their means were compared"
         final = apply_all(self.kept, original)
         losses = self._losses.get(final, [()])[-1]
-        if reference.objection(losses, largest_change(self.kept)) is not None:
+        differs = reference.objection(losses, largest_change(self.kept)) is not None
+        if differs and self._has_other_draws(final, original, self.kept):
             return (
                 "the data set draws other random numbers in other loader workers: samples and "
                 "mean losses compared"
