@@ -14,9 +14,9 @@ from nfold.core.measurement import Measurement
 from nfold.core.workload import Workload
 from nfold.engines.checkpoint_folder import newest_checkpoint
 from nfold.engines.torch.checkpoint import read_part
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
+from warm_runs import warm_options
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SAID: dict[str, Any] = {"batch": 61, "epochs": 2, "cores_per_device": 1}
@@ -46,7 +46,7 @@ def _train(folder: Path, **changes: Any) -> Trained:
         Workload.parse("digits:samples=124"),
         plan(host, **SAID, **changes),
         machine=host,
-        options=RunOptions(results=folder, checkpoint_folder=kept),
+        options=warm_options(folder, checkpoint_folder=kept),
     )
     assert done.status == "ok", done.cause
     found = newest_checkpoint(kept)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,6 +24,7 @@ from nfold.launch.launch_spec import RunOptions, RunProgress, StopRequest
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from repeated import repeated
+from warm_runs import warm_options
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PLANTED = Path(__file__).parent / "planted"
@@ -53,11 +55,11 @@ class Injector:
 
 
 def _run(
-    host: Machine, results: Path, action: Callable[[HandoffFolder], None], **options: float
+    host: Machine, results: Path, action: Callable[[HandoffFolder], None], **options: Any
 ) -> tuple[Measurement, Injector]:
     injector = Injector(results, action)
     asked = plan(host, devices=2, batch=32, epochs=500, warmup_steps=2)
-    told = RunOptions(results=results, on_progress=injector, **options)  # type: ignore[arg-type]
+    told = warm_options(results, on_progress=injector, **options)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert injector.pids, f"the fault was never injected: {done.status} {done.cause}"
     return done, injector
@@ -90,7 +92,7 @@ def test_a_killed_agent_takes_its_ranks_with_it(host: Machine, tmp_path: Path) -
     def kill_agent(folder: HandoffFolder) -> None:
         os.kill(psutil.Process(_pid(folder, 0)).ppid(), signal.SIGKILL)
 
-    done, injector = _run(host, tmp_path, kill_agent)
+    done, injector = _run(host, tmp_path, kill_agent, agent_server=None)
     assert done.status == "killed"
     assert done.cause is not None
     assert "agent" in done.cause.text
@@ -122,7 +124,7 @@ def test_a_stopped_rank_is_hung_and_every_rank_leaves_its_stack(
 
 def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_path: Path) -> None:
     started: list[Path] = []
-    told = RunOptions(results=tmp_path, time_limit_s=0.5, on_start=started.append)
+    told = warm_options(tmp_path, time_limit_s=0.5, on_start=started.append)
     asked = plan(host, devices=2, batch=32, epochs=500)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert done.status == "interrupted"
@@ -138,7 +140,7 @@ def test_a_run_that_takes_longer_than_it_was_given_is_ended(host: Machine, tmp_p
 def test_a_measurement_survives_the_removal_of_its_folder(host: Machine, tmp_path: Path) -> None:
     injector = Injector(tmp_path, lambda folder: shutil.rmtree(folder.path))
     asked = plan(host, devices=2, batch=32, epochs=10, warmup_steps=2)
-    told = RunOptions(results=tmp_path, on_progress=injector, telemetry_interval_s=0.1)
+    told = warm_options(tmp_path, on_progress=injector, telemetry_interval_s=0.1)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert injector.pids
     assert (done.status, done.cause) == ("ok", None)
@@ -159,7 +161,7 @@ def test_a_request_to_stop_is_recorded_with_what_was_measured(
 
     injector = Injector(tmp_path, request)
     asked = plan(host, devices=2, batch=32, epochs=500)
-    told = RunOptions(results=tmp_path, on_progress=injector, stop=stop)
+    told = warm_options(tmp_path, on_progress=injector, stop=stop)
     done = run(Workload.parse("digits"), asked, machine=host, options=told)
     assert done.status == "interrupted"
     assert done.cause is not None

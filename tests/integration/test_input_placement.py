@@ -15,9 +15,9 @@ from made import plan
 from nfold.core.measurement import Measurement, RankSamples
 from nfold.core.serialization import deserialize
 from nfold.core.workload import Workload
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
+from warm_runs import warm_options
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOADER: dict[str, Any] = {"input": "loader", "augment": "cpu"}
@@ -34,7 +34,7 @@ def _train(results: Path, workload: str, memory: int = 2**60, **changes: Any) ->
     """On a host said to have so many bytes of ``memory``."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=memory)
     requested = plan(host, **{"cores_per_device": 1, **changes})
-    options = RunOptions(results=results, telemetry_interval_s=0.5)
+    options = warm_options(results, telemetry_interval_s=0.5)
     done = run(Workload.parse(workload), requested, machine=host, options=options)
     assert done.status == "ok", done.cause
     return done
@@ -113,7 +113,7 @@ def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
     """Two copies of 101 KiB, or two shards of half of it, on a host said to have 120 KiB."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=120 * 2**10)
     requested = plan(host, devices=2, cores_per_device=1, batch=61, epochs=1, **RESIDENT)
-    options = RunOptions(results=tmp_path, telemetry_interval_s=0.5)
+    options = warm_options(tmp_path, telemetry_interval_s=0.5)
     refused = run(Workload.parse("digits"), requested, machine=host, options=options)
     assert refused.status == "oom"
     assert refused.cause is not None

@@ -17,10 +17,10 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.interventions.execution.garbage_collection_frozen import FULL_COLLECTION_INTERVAL
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune.source_patch import make_patch
+from warm_runs import warm_options
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "scripts" / "remedied.py"
@@ -66,7 +66,7 @@ def measured(
         device="cpu", devices=2, cores_per_device=1, steps=20, warmup_steps=4, strategy="ddp"
     )
     workload = Workload.from_script(str(script))
-    found = run(workload, plan, variant, machine=host, options=RunOptions(results=folder))
+    found = run(workload, plan, variant, machine=host, options=warm_options(folder))
     assert found.status == "ok", found.cause
     assert found.folder is not None
     handoff = HandoffFolder(folder / found.folder)

@@ -23,10 +23,10 @@ from nfold.explain.design import Trial
 from nfold.explain.metrics import equalize_epoch_gaps
 from nfold.explain.periodic import find_periodic_work, without_affected_steps
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run, split_by_variant
 from nfold.telemetry.machine_inspection import inspect_machine
 from repeated import repeated
+from warm_runs import warm_options
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
@@ -52,7 +52,7 @@ def _measured(
     said = {"steps": 20, "warmup_steps": 4, "strategy": "ddp" if devices > 1 else "single"}
     plan = Plan(device="cpu", devices=devices, cores_per_device=1, **{**said, **changes})
     workload = Workload.from_script(script, wish)
-    options = RunOptions(results=tmp_path, replay_hints=hints or ReplayHints())
+    options = warm_options(tmp_path, replay_hints=hints or ReplayHints())
     found = run(
         workload, plan, variant, machine=host, options=options, interleaved_variants=variants
     )

@@ -12,10 +12,10 @@ from made import plan
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
 from nfold.core.workload import Workload
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.telemetry.telemetry_csv import read_rows
+from warm_runs import warm_options
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ def host() -> Machine:
 
 def _train(host: Machine, results: Path, **changes: object) -> Measurement:
     requested = plan(host, **{"batch": 64, "cores_per_device": 1, **changes})
-    options = RunOptions(results=results, telemetry_interval_s=0.2)
+    options = warm_options(results, telemetry_interval_s=0.2)
     return run(Workload.parse("digits"), requested, machine=host, options=options)
 
 

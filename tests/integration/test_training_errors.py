@@ -14,7 +14,6 @@ from nfold.core.plan import Plan
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.training_checks import (
     AUGMENTED_COPIES,
     PARAMETERS_DIFFER,
@@ -27,6 +26,7 @@ from nfold.launch.training_checks import (
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from repeated import repeated
+from warm_runs import warm_options
 
 pytestmark = pytest.mark.integration
 WRONG = Path(__file__).parent / "scripts" / "wrong_training.py"
@@ -42,7 +42,7 @@ def probed(results: Path, kind: str) -> tuple[Measurement, HandoffFolder]:
         device="cpu", devices=2, cores_per_device=1, strategy="ddp", steps=40, warmup_steps=10
     )
     workload = Workload.from_script(str(WRONG), kind)
-    options = RunOptions(results=results)
+    options = warm_options(results)
     found = run(workload, plan, Variant(profiler_steps=True), machine=host, options=options)
     assert found.status == "ok", found.cause
     return found, HandoffFolder(results / str(found.folder))

@@ -16,11 +16,11 @@ from nfold.core.source_edit import SetKeywords
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.launch.handoff import HandoffFolder
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune.losses import LossReference, first_losses
 from nfold.tune.source_patch import make_patch
+from warm_runs import warm_options
 
 pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "scripts" / "slow_samples.py"
@@ -42,7 +42,7 @@ def measure(
         plan,
         Variant(random_seed=1),
         machine=host,
-        options=RunOptions(results=folder, edited_sources=sources),
+        options=warm_options(folder, edited_sources=sources),
     )
     assert found.status == "ok", found.cause
     assert found.folder is not None

@@ -12,10 +12,10 @@ from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
-from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run, split_by_variant
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.workloads import info
+from warm_runs import warm_options
 
 pytestmark = pytest.mark.integration
 DIGITS = Workload.parse("digits:samples=96")
@@ -35,7 +35,7 @@ def _measured(
     data.prepare("digits", None)
     requested = {"device": "cpu", "devices": 2, "batch": 32, "steps": 6, "warmup_steps": 1}
     plan = Plan(**{**requested, **changes}).resolve(host, info("digits").defaults)
-    options = RunOptions(results=tmp_path, checkpoint_folder=tmp_path / CHECKPOINT)
+    options = warm_options(tmp_path, checkpoint_folder=tmp_path / CHECKPOINT)
     return run(DIGITS, plan, variant, machine=host, options=options, interleaved_variants=variants)
 
 
