@@ -3,8 +3,9 @@
 Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
 remedy is kept if the lower end of the 95 % interval of its gain is above the threshold: 1 %, or the
 noise between runs of equal settings if that is larger. If there is no time to try all of them alone,
-they are first tried together. Kept ones are dropped again if training is as fast without them. The
-final gain comes from runs that took no part in choosing.
+the others are tried together after the one from which the explanation expects most. Kept ones are
+dropped again if training is as fast without them. The final gain comes from runs that took no part
+in choosing.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
+PROMISING = 1.1  # what is expected to gain so much is first tried alone
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
@@ -222,7 +224,10 @@ class Search:
         if self._converted is not None:
             remedies = [one for one in remedies if one.name not in EXCLUDED_WITH_RUN]
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
-            self._try_together(first_values(remedies), original)
+            self._try_all([one for one in remedies[:1] if _is_promising(one)], original)
+            decided = {one.remedy.name for one in self.tried}
+            others = [one for one in remedies if one.name not in decided]
+            self._try_together(first_values(others), original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
         if not self.kept or self._converted or self.stop or not self._time_for(1, extra_s=again_s):
@@ -272,7 +277,7 @@ class Search:
             for one in group:
                 reason = f"together with {len(group) - 1} others"
                 self._note(one, "kept", gain=found.gain, reason=reason)
-            self._prune(group, original)
+            self._prune_halves(group, original)
 
     def _try_parts(self, group: list[Remedy], failure: str, original: Trial) -> None:
         """Try those that ``failure`` does not name, or each half if it names none."""
@@ -386,7 +391,7 @@ class Search:
             self._note(second, "kept", gain=found.gain, reason=f"together with {first.label}")
 
     def _prune(self, group: Sequence[Remedy], original: Trial) -> None:
-        """Drop those of ``group`` without which training is as fast: all, or halves, or single ones."""
+        """Drop those of ``group`` without which training is as fast: all, or some of them."""
         others = [one for one in self.kept if one not in group]
         if self.stop or not group or len(self.kept) < 2 or not self._time_for(2):
             return
@@ -402,6 +407,9 @@ class Search:
             if len(group) == 1:
                 self._replace_note(group[0], "kept", gain)
                 return
+        self._prune_halves(group, original)
+
+    def _prune_halves(self, group: Sequence[Remedy], original: Trial) -> None:
         middle = len(group) // 2
         for half in (group[middle:], group[:middle]):  # the likely ones come first
             self._prune([*half], original)
@@ -415,11 +423,16 @@ class Search:
             return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
-        for _ in range(2):
-            if not self._time_for(2) or not self._measure(without, label):
+        for number in range(2):
+            if not self._time_for(2):
                 break
-            self._measure(final)
+            if number or self._series.runs_since(final) >= MAX_RUNS_BETWEEN:
+                self._measure(final)
+            if not self._measure(without, label):
+                break
             gain = self._gain(without, final)
+            if gain is not None and is_decided(gain, self._threshold):
+                break
         return gain
 
     def _replace_note(self, remedy: Remedy, outcome: str, gain: Interval, reason: str = "") -> None:
@@ -611,6 +624,10 @@ class Search:
         tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
         self.tried.append(tried)
         self.events.decided(tried)
+
+
+def _is_promising(remedy: Remedy) -> bool:
+    return remedy.predicted is not None and remedy.predicted.value >= PROMISING
 
 
 def _failure(trial: Trial, measurement: Measurement, known: Collection[str]) -> str | None:
