@@ -93,6 +93,7 @@ def test_few_lines_differ_as_the_table_says(name: str) -> None:
     assert "nfold" not in "\n".join(lines(name, "before"))
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", NAMES)

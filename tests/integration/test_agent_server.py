@@ -103,6 +103,7 @@ def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> Non
         assert _the_one_that_waits() != waiting
 
 
+@pytest.mark.slow(parts=4)
 def test_a_process_whose_imports_forbid_forks_is_replaced_only_a_few_times(
     folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,11 @@ from torch import Tensor
 import launched
 from integration.scripts.synchronised import COUNTS, LAYERS, layers, losses, samples
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow("batch norm", parts=3),
+    pytest.mark.timeout(300),
+]
 
 SCRIPT = Path(__file__).parent / "scripts" / "synchronised.py"
 APPROXIMATE = {"large_mean": 2e-3, "bf16": 6e-2}

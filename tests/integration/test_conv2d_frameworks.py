@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow("conv2d in other frameworks", parts=3),
+    pytest.mark.timeout(300),
+]
 CHILD = Path(__file__).parent / "scripts" / "conv2d_child.py"
 TESTS = Path(__file__).parents[1]
 

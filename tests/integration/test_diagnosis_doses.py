@@ -8,6 +8,7 @@ from planted_target import Planted
 from targets import Script
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.integration
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("shared_data")

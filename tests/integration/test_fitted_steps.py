@@ -15,7 +15,11 @@ from integration.scripts.own_model import Net, made
 from launched import RunsByWorld, launch
 from nfold.engines.sampling import epoch_order
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow("fitted steps", parts=3),
+    pytest.mark.timeout(240),
+]
 
 SCRIPT = Path(__file__).parent / "scripts" / "fitted_steps.py"
 WORLDS = (1, 2, pytest.param(3, marks=pytest.mark.slow("fitted steps on 3 devices")))

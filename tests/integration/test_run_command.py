@@ -278,6 +278,7 @@ def test_two_ranks_compute_together_and_arguments_are_untouched(place: Place) ->
         assert (place.results / name).exists()
 
 
+@pytest.mark.slow(parts=4)
 def test_a_module_on_the_default_device(place: Place) -> None:
     code, out, err = place.run(REDUCE, "train", "-x", flags=("-m",))
     assert code == 0, err
@@ -320,6 +321,7 @@ def test_a_sigkill_leaves_no_child_of_a_program(place: Place, victim: str) -> No
     assert _gone(tree)
 
 
+@pytest.mark.slow(parts=4)
 def test_a_sigkill_of_nfold_leaves_another_run_alone(place: Place, tmp_path: Path) -> None:
     other = Place(tmp_path / "other")
     other.folder.mkdir()
@@ -415,6 +417,7 @@ def test_a_long_preparation_of_data_is_left_alone(place: Place, work: str) -> No
     assert code == 0, err
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize(
     ("wrong", "operations"),
     [
@@ -434,6 +437,7 @@ def test_ranks_that_disagree_are_named_with_their_operations(
         assert f"rank {rank} is in {operation}" in err
 
 
+@pytest.mark.slow(parts=4)
 def test_a_rank_that_leaves_the_loop_early_is_named(place: Place) -> None:
     code, _, err = place.run(DDP, "leaves", flags=("--devices", "2", *HANG_TIMEOUT))
     assert code == 1
@@ -481,6 +485,7 @@ def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:
     assert "answer Ada\n" in out
 
 
+@pytest.mark.slow(parts=4)
 def test_an_interrupted_script_prints_one_line(place: Place) -> None:
     nfold = place.start(DDP, "forever", flags=("--devices", "2"))
     place.wait_for_ranks(nfold)
@@ -512,6 +517,7 @@ def test_a_rank_of_another_launcher_gets_no_guardian(
     assert place.run(code) == (0, "None []\n", "")
 
 
+@pytest.mark.slow(parts=4)
 def test_a_watched_run_names_the_rank_that_others_wait_for(place: Place) -> None:
     code, _, err = place.run(UNEVEN, flags=("--devices", "cpu:2", "--watch"))
     assert code == 0, err

@@ -139,6 +139,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TunedPlace:
     return TunedPlace(tmp_path)
 
 
+@pytest.mark.slow(parts=4)
 def test_remedies_with_the_same_numbers(place: TunedPlace) -> None:
     place.keep(DIRECT, SAME)
     before, _ = place.seen("--devices", "cpu:2", "train.py")

@@ -144,7 +144,6 @@ def test_work_of_rank_0_after_some_steps_is_found(tmp_path: Path) -> None:
     assert logs.location.location.endswith(_place("log()"))
 
 
-@pytest.mark.slow
 @repeated
 def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
     tmp_path: Path,
@@ -165,7 +164,6 @@ def test_work_of_rank_0_after_each_pass_is_an_epoch_boundary(
     assert saves.location.callee == "save()"
 
 
-@pytest.mark.slow
 def test_slots_before_a_failure_are_kept(tmp_path: Path) -> None:
     """Steps: 4 of warm-up, 5 of a cycle, 4 of settling, 3 of the second slot."""
     variants = (Variant(), Variant(input="replayed"))
@@ -186,7 +184,6 @@ def test_fp16_communication_keeps_ranks_equal(tmp_path: Path) -> None:
     assert len({rank.parameter_checksum for rank in found.ranks}) == 1
 
 
-@pytest.mark.slow
 def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     found, folder = _measured(tmp_path, "usual", Variant(independent=True))
     assert found.status == "ok", found.cause
@@ -199,7 +196,6 @@ def test_independent_ranks_have_their_own_worlds(tmp_path: Path) -> None:
     assert "same_samples" not in {caveat.kind for caveat in found.warnings}
 
 
-@pytest.mark.slow
 def test_barrier_keeps_ranks_together(tmp_path: Path) -> None:
     slow, _ = _measured(tmp_path, "slow", Variant(input="replayed", exchange="barrier"))
     assert slow.status == "ok", slow.cause
@@ -212,7 +208,6 @@ def test_equal_samples_are_found(tmp_path: Path) -> None:
     assert "same_samples" in {caveat.kind for caveat in same.warnings}
 
 
-@pytest.mark.slow
 def test_script_without_gradient_exchange_is_detected(tmp_path: Path) -> None:
     found, _ = _measured(tmp_path, "forgets", steps=10)
     assert found.status == "ok", found.cause
@@ -266,7 +261,6 @@ def test_refusal_is_reported_if_cleanup_fails(tmp_path: Path) -> None:
     assert found.cause.text.startswith("batch size 16 per rank")
 
 
-@pytest.mark.slow
 def test_truncated_passes_are_scaled(tmp_path: Path) -> None:
     """A pass is truncated to 3 of the 8 batches of a rank."""
     found, _ = _measured(tmp_path, "usual", Variant(batches_per_epoch=3), steps=9, warmup_steps=3)
@@ -366,7 +360,6 @@ def test_a_sharded_script_is_not_measured_without_communication(tmp_path: Path) 
     assert "sharded" in found.cause.text
 
 
-@pytest.mark.slow
 def test_collectives_of_fsdp2_can_be_removed(tmp_path: Path) -> None:
     launched.launch(FSDP2_REMOVED, 2, str(tmp_path))
     shard = (WIDTH // 2, WIDTH)

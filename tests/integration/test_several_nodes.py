@@ -177,6 +177,7 @@ def _free_port() -> int:
         return port
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nodes_listen_on_the_address_of_the_rendezvous_only(
     network: tuple[list[Node], str], backend: str
@@ -226,6 +227,7 @@ def test_a_node_that_never_joins_is_named(
     assert message in err.splitlines()[0]
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> None:
     port = _free_port()
@@ -261,6 +263,7 @@ def test_one_node_takes_another_port_than_one_in_use(nodes: list[Node]) -> None:
         assert nodes[0].end()[0] == 0
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize(
     "command",
     [

@@ -10,7 +10,11 @@ import pytest
 
 from launched import RunsByWorld, launch
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow("sharded state", parts=3),
+    pytest.mark.timeout(240),
+]
 
 SCRIPT = Path(__file__).parent / "scripts" / "sharded_state.py"
 WORLDS = (1, 2, pytest.param(3, marks=pytest.mark.slow("sharded state on 3 devices")))

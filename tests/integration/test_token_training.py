@@ -15,7 +15,11 @@ from integration.scripts.token_training import BATCH, Transformer, loss_of, text
 from launched import launch
 from nfold.engines.sampling import BatchDivision
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow("token training", parts=3),
+    pytest.mark.timeout(240),
+]
 
 SCRIPT = Path(__file__).parent / "scripts" / "token_training.py"
 WORLDS = (1, 2, 3)

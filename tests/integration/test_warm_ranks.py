@@ -116,6 +116,7 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
     assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
 
 
+@pytest.mark.slow(parts=4)
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
@@ -191,6 +192,7 @@ def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() ->
     assert variables == {}
 
 
+@pytest.mark.slow(parts=4)
 def test_variables_that_a_script_or_its_imports_have_set_are_noted() -> None:
     _, variables = libraries("os.environ['OMP_NUM_THREADS'] = '3'")
     assert variables == {"OMP_NUM_THREADS": "3"}

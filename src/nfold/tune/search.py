@@ -348,7 +348,8 @@ class Search:
             if objection is not None:
                 return TrialComparison(objection=objection)
             gain = self._gain(best, trial)
-            if gain is not None and is_decided(gain, self._threshold):
+            hopeless = number > 0 and gain is not None and gain.value <= 1
+            if hopeless or (gain is not None and is_decided(gain, self._threshold)):
                 break
         return TrialComparison(gain=gain)
 
