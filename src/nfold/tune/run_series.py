@@ -8,12 +8,14 @@ pooled over all comparisons of one machine: two runs of each then suffice for an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 from nfold.core.stats import Interval, median
 from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
+WIDER = 1.5  # of twenty remedies without a gain, one seems to have one by its own 95 % interval
 PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 
 
@@ -69,27 +71,28 @@ class RunSeries:
 
     def gain(self, old: object, new: object, pool: NoisePool) -> Interval | None:
         """Return the factor by which ``new`` is faster, with its 95 % interval; None without runs."""
-        differences = self.differences(old, new)
-        if not differences:
+        neighbours = self._neighbours(old, new)
+        if not neighbours:
             return None
-        mean = sum(differences) / len(differences)
-        # A run of the old settings may serve several differences: they count as its runs.
-        variance = pool.deviation**2 * (1 / len(differences) + 1 / self.count(old))
-        half = t_quantile(pool.degrees_of_freedom) * math.sqrt(variance)
+        times = [log_time for _, log_time in self.runs]
+        weights: Counter[int] = Counter()  # of each run in the mean difference
+        for place, near in neighbours.items():
+            weights[place] -= 1 / len(neighbours)
+            for other in near:
+                weights[other] += 1 / len(near) / len(neighbours)
+        mean = sum(weight * times[place] for place, weight in weights.items())
+        deviation = pool.deviation * math.hypot(*weights.values())
+        half = t_quantile(pool.degrees_of_freedom) * deviation
         return Interval(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
-    def differences(self, old: object, new: object) -> list[float]:
-        """Return log(old) - log(new) for each run of ``new``; old is that of the moment."""
-        positions = [place for place, (one, _) in enumerate(self.runs) if one == old]
-        if not positions:
-            return []
-        found = []
-        for place, (one, log_time) in enumerate(self.runs):
-            if one == new:
-                before = [p for p in positions if p < place][-1:]
-                after = [p for p in positions if p > place][:1]
-                near = [self.runs[p][1] for p in (*before, *after)]
-                found.append(sum(near) / len(near) - log_time)
+    def _neighbours(self, old: object, new: object) -> dict[int, list[int]]:
+        """Return for each run of ``new`` the runs of ``old`` before and after it, by their places."""
+        places = [place for place, (one, _) in enumerate(self.runs) if one == old]
+        found = {}
+        for place, (one, _) in enumerate(self.runs):
+            if one == new and places:
+                before = [p for p in places if p < place][-1:]
+                found[place] = before + [p for p in places if p > place][:1]
         return found
 
     def noise(self) -> NoisePool:
@@ -108,11 +111,11 @@ class RunSeries:
         return pool
 
 
-def is_decided(gain: Interval, threshold: float) -> bool:
-    """Return whether the interval lies on one side of the threshold."""
+def is_gain(gain: Interval, least: float) -> bool:
+    """Return whether a gain found among many is above ``least``, with an interval ``WIDER`` times as wide."""
     assert gain.low is not None
-    assert gain.high is not None
-    return gain.low > threshold or gain.high < threshold
+    low = math.log(gain.value) - WIDER * math.log(gain.value / gain.low)
+    return low > math.log(least)
 
 
 def is_precise(gain: Interval) -> bool:

@@ -1,11 +1,11 @@
 """The search of ``nfold tune``: explain, try remedies, keep what wins, verify in fresh runs.
 
 Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
-remedy is kept if the lower end of the 95 % interval of its gain is above the threshold: 1 %, or the
-noise between runs of equal settings if that is larger. If there is no time to try all of them alone,
-the others are tried together after the one from which the explanation expects most. Kept ones are
-dropped again if training is as fast without them. The final gain comes from runs that took no part
-in choosing.
+remedy is kept if its gain is above 1 %, with an interval that allows for the number of remedies. It
+is given up if it gains less than the noise between runs of equal settings. If there is no time to
+try all of them alone, the others are tried together after the one from which the explanation expects
+most. Kept ones are dropped again if training is as fast without them. The final gain comes from runs
+that took no part in choosing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nfold.tune.remedies import (
     values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
-from nfold.tune.run_series import RunSeries, is_decided, is_precise
+from nfold.tune.run_series import RunSeries, is_gain, is_precise
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
@@ -54,7 +54,7 @@ MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
 LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
-RUNS_PER_REMEDY = 2  # with less time, remedies are first tried together
+RUNS_PER_REMEDY = 3  # with less time, remedies are first tried together
 PROMISING = 1.1  # what is expected to gain so much is first tried alone
 LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
 COPY = "copy"
@@ -349,12 +349,17 @@ class Search:
                 return TrialComparison(objection=objection)
             gain = self._gain(best, trial)
             hopeless = number > 0 and gain is not None and gain.value <= 1
-            if hopeless or (gain is not None and is_decided(gain, self._threshold)):
+            if hopeless or self._is_decided(gain):
                 break
         return TrialComparison(gain=gain)
 
     def _is_gain(self, gain: Interval | None) -> bool:
-        return gain is not None and gain.low is not None and gain.low > self._threshold
+        return gain is not None and is_gain(gain, MIN_GAIN)
+
+    def _is_decided(self, gain: Interval | None) -> bool:
+        """Return whether there is a gain, or none that the noise would not hide."""
+        too_small = gain is not None and gain.high is not None and gain.high < self._threshold
+        return too_small or self._is_gain(gain)
 
     def _replace_values(self, remedy: Remedy) -> None:
         """Take back another value of the same remedy."""
@@ -432,7 +437,7 @@ class Search:
             if not self._measure(without, label):
                 break
             gain = self._gain(without, final)
-            if gain is not None and is_decided(gain, self._threshold):
+            if self._is_decided(gain):
                 break
         return gain
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from nfold.tune.run_series import MIN_NOISE, NoisePool, RunSeries, t_quantile
+from nfold.core.stats import Interval
+from nfold.tune.run_series import MIN_NOISE, NoisePool, RunSeries, is_gain, t_quantile
 
 
 def series(*runs: tuple[str, float]) -> RunSeries:
@@ -44,6 +47,25 @@ def test_more_runs_narrow_the_interval() -> None:
         assert gain.low is not None
         widths.append(gain.value - gain.low)
     assert widths[1] < widths[0]
+
+
+def test_old_runs_that_are_far_away_do_not_narrow_the_interval() -> None:
+    """Only the runs around a new one are compared with it."""
+    near = [("old", 10.0), ("new", 9.0), ("old", 10.0)]
+    pool = NoisePool(squares=0.01, degrees_of_freedom=10)
+    few = series(*near).gain("old", "new", pool)
+    many = series(*[("old", 10.0)] * 20, *near).gain("old", "new", pool)
+    assert few == many
+    assert few is not None
+    assert few.low is not None
+    # One new run, and the mean of two old ones.
+    half = t_quantile(10) * (0.01 / 10 * (1 + 1 / 2)) ** 0.5
+    assert math.log(few.value / few.low) == pytest.approx(half)
+
+
+def test_a_gain_among_many_needs_a_wider_interval() -> None:
+    assert is_gain(Interval(1.10, 1.05, 1.15), 1.01)
+    assert not is_gain(Interval(1.10, 1.03, 1.17), 1.01)
 
 
 def test_quantiles_fall_towards_the_normal_ones() -> None:
