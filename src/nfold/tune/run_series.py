@@ -8,7 +8,7 @@ pooled over all comparisons of one machine: two runs of each then suffice for an
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from nfold.core.stats import Interval, median
@@ -75,7 +75,7 @@ class RunSeries:
         if not neighbours:
             return None
         times = [log_time for _, log_time in self.runs]
-        weights: Counter[int] = Counter()  # of each run in the mean difference
+        weights: defaultdict[int, float] = defaultdict(float)  # of runs in the mean difference
         for place, near in neighbours.items():
             weights[place] -= 1 / len(neighbours)
             for other in near:
