@@ -76,7 +76,7 @@ def test_ranks_that_a_script_would_start_itself_are_nfolds(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_module_of_a_package_is_run_as_python_does(tmp_path: Path) -> None:
     name = ("-m", "training.loop")
-    found = explained(tmp_path, "training", "1s", "--width", "8", by=name)
+    found = explained(tmp_path, "training", "40s", "--width", "8", by=name)
     assert found["target"] == "-m training.loop --width 8"
     assert found["plan"]["batch"] == 10
     assert found["one_device"]["samples_per_s"]["value"] > 0
@@ -86,7 +86,7 @@ def test_a_module_of_a_package_is_run_as_python_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
-    found = explained(tmp_path, "one_device.py", "1s", "--width", "64")
+    found = explained(tmp_path, "one_device.py", "40s", "--width", "64")
     assert found["target"] == "one_device.py --width 64"
     assert found["warnings"][0]["kind"] == "headline"
     assert found["one_device"]["samples_per_s"]["value"] > 0
@@ -95,7 +95,7 @@ def test_a_script_for_one_device_is_told_so_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_the_script_needs_on_several_devices_is_said_first(tmp_path: Path) -> None:
-    found = explained(tmp_path, "accumulated.py", "1s")
+    found = explained(tmp_path, "accumulated.py", "40s")
     assert found["warnings"][0]["text"].startswith(
         "accumulated.py fails as 2 processes, as torchrun starts it: AssertionError "
         "(accumulated.py:24 `assert accumulation_steps % world_size == 0`); next: pass "
@@ -119,7 +119,7 @@ def test_batches_that_a_sampler_of_the_script_s_own_makes_are_left_as_they_are(
     tmp_path: Path,
 ) -> None:
     """No two have as many samples, and the gradients of their words are sparse."""
-    found = explained(tmp_path, "bucketed.py", "1s")
+    found = explained(tmp_path, "bucketed.py", "40s")
     assert found["one_device"]["samples_per_s"]["value"] > 0
     assert found["n_devices"]["samples_per_s"]["value"] > 0
     assert found["wrong"] == []
