@@ -86,12 +86,18 @@ NO_BUFFER_SYNC: dict[str, Any] = (
 
 @contextmanager
 def process_group(task: Task, devices: Devices) -> Iterator[None]:
+    """Join the process group of a run. One of gloo stays until the process ends.
+
+    The last reference to a gloo group joins its threads while it holds the interpreter lock, for which
+    a thread that releases a tensor may wait (docs/decisions/process-launch.md).
+    """
     if task.world_size == 1:
         yield
         return
     join_process_group(devices.primary)
     yield
-    dist.destroy_process_group()
+    if dist.get_backend() != "gloo":
+        dist.destroy_process_group()
 
 
 def join_process_group(device: torch.device) -> None:
