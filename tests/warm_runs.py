@@ -10,6 +10,7 @@ from typing import Any
 from nfold.core.script_profile import LoadedLibraries
 from nfold.launch.launch_spec import AgentServer, RunOptions
 
+# What a rank imports that the launcher of ranks does not.
 LIBRARIES = LoadedLibraries(modules=("torch.nn.parallel", "torch._dynamo"))
 
 

@@ -74,8 +74,10 @@ def find_current_call(stack_file: Path) -> str | None:
         call = f"{function} ({location})" if function else location
         if "-packages/torch/" in path:
             function = function if name in NESTED or name.startswith("_") else name
+        elif path.startswith(AROUND_TRAINING):
+            continue
         elif path.startswith(OWN_FOLDER):
-            own = own or (None if path.startswith(AROUND_TRAINING) else call)
+            own = own or call
         elif "-packages/" in path or not path.startswith((LIBRARY_FOLDER, "<")):
             return call
     return own

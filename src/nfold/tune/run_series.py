@@ -15,7 +15,7 @@ from nfold.core.stats import Interval, median
 from nfold.explain.estimate.uncertainty import NORMAL_QUANTILE, STUDENT_T
 
 MIN_NOISE = 0.002  # relative, of one run: less is chance
-WIDER = 1.5  # of twenty remedies without a gain, one seems to have one by its own 95 % interval
+WIDER = 1.5  # of twenty remedies without a gain, one may seem to have one at 95 %
 PRECISE = 0.02  # half width of the final interval after which no more pairs are run
 
 

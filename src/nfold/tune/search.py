@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
@@ -337,12 +337,8 @@ class Search:
     ) -> TrialComparison:
         """Run both alternately until the interval of the gain decides; ``tried`` are in ``trial``."""
         gain = None
-        for number in range(MAX_TRIES):
-            if self.stop or not self._time_for(2 if number else 1):
-                break
-            if number or self._series.runs_since(best) >= MAX_RUNS_BETWEEN:
-                self._measure(best)
-            if not self._measure(trial, label):
+        for number, is_measured in enumerate(self._alternate(best, trial, label, MAX_TRIES)):
+            if not is_measured:
                 return TrialComparison(failure=self._failures[trial])
             objection = self._objection(trial, original, *tried)
             if objection is not None:
@@ -352,6 +348,15 @@ class Search:
             if hopeless or self._is_decided(gain):
                 break
         return TrialComparison(gain=gain)
+
+    def _alternate(self, best: Trial, other: Trial, label: str, runs: int) -> Iterator[bool]:
+        """Run ``other`` up to so many times, and ``best`` between; yield whether it was measured."""
+        for number in range(runs):
+            if self.stop or not self._time_for(2 if number else 1):
+                return
+            if number or self._series.runs_since(best) >= MAX_RUNS_BETWEEN:
+                self._measure(best)
+            yield self._measure(other, label)
 
     def _is_gain(self, gain: Interval | None) -> bool:
         return gain is not None and is_gain(gain, MIN_GAIN)
@@ -429,12 +434,8 @@ class Search:
             return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
-        for number in range(2):
-            if not self._time_for(2):
-                break
-            if number or self._series.runs_since(final) >= MAX_RUNS_BETWEEN:
-                self._measure(final)
-            if not self._measure(without, label):
+        for is_measured in self._alternate(final, without, label, 2):
+            if not is_measured:
                 break
             gain = self._gain(without, final)
             if self._is_decided(gain):

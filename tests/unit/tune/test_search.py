@@ -333,16 +333,15 @@ def test_one_that_its_error_names_is_left_out_of_those_tried_together() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("budget_s", [150.0, SHORT_S])
-@pytest.mark.parametrize("noise", [0.004, 0.03])
-def test_healthy_runs_keep_nothing(budget_s: float, noise: float) -> None:
+@pytest.mark.parametrize(("noise", "most"), [(0.004, 0), (0.03, 6)])
+def test_healthy_runs_keep_nothing(budget_s: float, noise: float, most: int) -> None:
     """With much noise, what seems to gain does not in the runs that verify it."""
     found = [
         Simulation(scenario(noise_seed=seed, process_noise=noise)).tune(budget_s)
         for seed in range(40)
     ]
     assert not any(one.is_verified for one in found)
-    seeming = sum(bool(one.kept) for one in found)
-    assert seeming <= (0 if noise < 0.01 else 6)
+    assert sum(bool(one.kept) for one in found) <= most
 
 
 def test_without_time_nothing_is_tried() -> None:
