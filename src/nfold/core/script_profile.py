@@ -60,11 +60,15 @@ class Recompilation:
 
 @dataclass(frozen=True, kw_only=True)
 class HostToDeviceCopies:
-    """Copies from the host to a device per step, and how many came from pinned memory."""
+    """Copies from the host to a device per step, and how many came from pinned memory.
+
+    ``waiting_per_step`` are those from pinned memory that do not pass ``non_blocking``.
+    """
 
     per_step: float = 0.0
     bytes_per_step: float = 0.0
     pinned_per_step: float = 0.0
+    waiting_per_step: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +194,8 @@ class ScriptProfile:
         gradient_exchanges: those whose backward exchanges gradients under DDP.
         optimizers: class names in the order of their steps, or ``NO_OPTIMIZER``; the steps of
             ``optimizers[step_optimizer]`` are counted.
+        chosen_optimizers: class names of those that the script constructs with ``fused``,
+            ``foreach``, ``capturable`` or ``differentiable``.
         row_gradients: large dense gradients of which a step changes few rows, the largest first.
         unused_parameter_bytes: without a gradient in a step, if DDP looks for them.
         epoch_wait_ms: median wait for the first batch of an epoch.
@@ -237,6 +243,7 @@ class ScriptProfile:
     accumulation: int = 1
     optimizers: tuple[str, ...] = ()
     step_optimizer: int = 0
+    chosen_optimizers: tuple[str, ...] = ()
     steps_in_backward: bool = False
     skipped_steps: int = 0
     parameter_count: int = 0

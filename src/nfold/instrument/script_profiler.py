@@ -47,11 +47,13 @@ from nfold.instrument.hooks.model_hooks import (
     RecompilationCheck,
     compiled_graphs,
 )
+from nfold.instrument.hooks.optimizer_hooks import is_chosen
 from nfold.instrument.hooks.patches import Patches, TrainerDetector
 from nfold.instrument.hooks.runtime_hooks import (
-    COPY,
+    COPIES,
     HOST_SYNC,
     PINNED,
+    WAITING,
     AnomalyDetectionHook,
     EventCounter,
     HostReads,
@@ -363,6 +365,9 @@ class ScriptProfiler:
             accumulation=accumulation,
             optimizers=tuple(type(opt).__name__ for opt in self._step_optimizer.optimizers),
             step_optimizer=self._step_optimizer.index,
+            chosen_optimizers=tuple(
+                type(opt).__name__ for opt in self._step_optimizer.optimizers if is_chosen(opt)
+            ),
             steps_in_backward=self._step_hooks.steps_in_backward,
             precision=precision_of(self.trained_model.parameters, forwards.autocast),
             autocast=forwards.autocast,
@@ -436,12 +441,13 @@ def row_gradients(model: Any, parameters: Sequence[Tensor]) -> tuple[RowGradient
 def count_facts(events: EventCounter, steps: int) -> dict[str, Any]:
     steps = max(1, steps)
     counts, sizes = events.counts, events.bytes
-    names = sorted(set(counts) - {COPY, PINNED, HOST_SYNC})
+    names = sorted(set(counts) - {*COPIES, HOST_SYNC})
     return {
         "copies": HostToDeviceCopies(
-            per_step=(counts[COPY] + counts[PINNED]) / steps,
-            bytes_per_step=(sizes[COPY] + sizes[PINNED]) / steps,
-            pinned_per_step=counts[PINNED] / steps,
+            per_step=sum(counts[name] for name in COPIES) / steps,
+            bytes_per_step=sum(sizes[name] for name in COPIES) / steps,
+            pinned_per_step=(counts[PINNED] + counts[WAITING]) / steps,
+            waiting_per_step=counts[WAITING] / steps,
         ),
         "host_syncs": counts[HOST_SYNC] / steps,
         "collectives": tuple(

@@ -97,7 +97,18 @@ STANDARD = (
     "garbage_collection_frozen",
 )
 
-
+# What remedies work on; all others work on the computation.
+INPUT_REMEDIES = (
+    *REMEDIES_OF_CAUSES["input"],
+    *REMEDIES_OF_CAUSES["epoch-boundary"],
+    *REMEDIES_OF_CAUSES["copies"],
+    "loader_in_order",
+    "cache",
+    "decode",
+    "augment",
+)
+COMMUNICATION_REMEDIES = (*REMEDIES_OF_CAUSES["link"], *REMEDIES_OF_CAUSES["synchronization"])
+PROMISING = 1.1  # what is expected to gain so much is first tried alone
 # They help on some machines and harm on others: never tried together with others.
 MACHINE_DEPENDENT = (
     "threads",
@@ -154,6 +165,17 @@ class Remedy:
     def has_other_draws(self) -> bool:
         """Return whether a data set that augments samples draws other random numbers for them."""
         return self._is_field and TUNABLE_FIELDS[self.name].draws
+
+    @property
+    def is_promising(self) -> bool:
+        return self.predicted is not None and self.predicted.value >= PROMISING
+
+    @property
+    def works_on(self) -> str:
+        """``input``, ``communication`` or ``computation``."""
+        if self.name in INPUT_REMEDIES:
+            return "input"
+        return "communication" if self.name in COMMUNICATION_REMEDIES else "computation"
 
     @property
     def permission(self) -> str:
@@ -213,17 +235,23 @@ def conversion_to(design: ExperimentDesign) -> Remedy:
     return Remedy(name=CONVERSION, value=design.devices, reason=reason)
 
 
-def first_values(remedies: Iterable[Remedy]) -> list[Remedy]:
-    """Return the first value of each remedy that rarely makes a training slower.
+def groups_to_try(remedies: Iterable[Remedy]) -> list[list[Remedy]]:
+    """Return the first value of each remedy that rarely makes a training slower, by what it works on.
 
-    What needs a permission, such as bf16, is not among them: it can be far slower where the hardware
-    lacks it.
+    Groups from which an explanation expects much come first, then the computation, which it does not
+    explain. What needs a permission, such as bf16, is in no group: it can be far slower where the
+    hardware lacks it.
     """
-    found: dict[str, Remedy] = {}
+    found: dict[str, dict[str, Remedy]] = {}
     for remedy in remedies:
         if remedy.name not in MACHINE_DEPENDENT and not remedy.permission:
-            found.setdefault(remedy.name, remedy)
-    return [*found.values()]
+            found.setdefault(remedy.works_on, {}).setdefault(remedy.name, remedy)
+
+    def order(part: str) -> int:
+        expected = any(one.is_promising for one in found[part].values())
+        return 0 if expected else 1 if part == "computation" else 2
+
+    return [[*found[part].values()] for part in sorted(found, key=order)]
 
 
 def largest_change(remedies: Iterable[Remedy]) -> Numerics:

@@ -3,9 +3,10 @@
 Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
 remedy is kept if its gain is above 1 %, with an interval that allows for the number of remedies. It
 is given up if it gains less than the noise between runs of equal settings. If there is no time to
-try all of them alone, the others are tried together after the one from which the explanation expects
-most. Kept ones are dropped again if training is as fast without them. The final gain comes from runs
-that took no part in choosing.
+try all of them alone, the one from which the explanation expects most is tried first, then those that
+work on the input, the computation and the communication, each group together. Kept ones are dropped
+again if training is as fast without them. The final gain comes from runs that took no part in
+choosing.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from nfold.tune.remedies import (
     apply_all,
     choose_remedies,
     conversion_to,
-    first_values,
+    groups_to_try,
     largest_change,
     values_to_try,
 )
@@ -55,8 +56,7 @@ LEAST_VERIFYING_PAIRS, VERIFYING_PAIRS = 2, 3
 MAX_VERIFYING_PAIRS = 6
 MAX_TRIES = 4  # runs of one remedy
 RUNS_PER_REMEDY = 3  # with less time, remedies are first tried together
-PROMISING = 1.1  # what is expected to gain so much is first tried alone
-LEAST_LIMIT_S, LIMIT_FACTOR = 120.0, 3.0  # of a run; it may compile
+LEAST_LIMIT_S, LIMIT_FACTOR, LONGEST_LIMIT_S = 120.0, 3.0, 300.0  # of a run; it may compile
 COPY = "copy"
 FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
 
@@ -224,10 +224,11 @@ class Search:
         if self._converted is not None:
             remedies = [one for one in remedies if one.name not in EXCLUDED_WITH_RUN]
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
-            self._try_all([one for one in remedies[:1] if _is_promising(one)], original)
+            self._try_all([one for one in remedies[:1] if one.is_promising], original)
             decided = {one.remedy.name for one in self.tried}
             others = [one for one in remedies if one.name not in decided]
-            self._try_together(first_values(others), original)
+            for group in groups_to_try(others):
+                self._try_together(group, original)
         self._try_all(remedies, original)
         again_s = AGAIN_FRACTION * self.time_budget.budget_s
         if not self.kept or self._converted or self.stop or not self._time_for(1, extra_s=again_s):
@@ -548,7 +549,9 @@ class Search:
         self._runs += 1
         before_s = self.time_budget.remaining_s
         # Compilation and searches are over before the steps that count.
-        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self._typical_run_s)
+        typical_s = self._typical_run_s
+        spare_s = self.time_budget.remaining_s - self._verifying_runs * typical_s
+        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * typical_s, min(LONGEST_LIMIT_S, spare_s))
         measurement = runner.measure(trial, FIRST_REPEAT + self._runs, limit_s)
         self._run_seconds.append(before_s - self.time_budget.remaining_s)
         return _failure(trial, measurement, self._author_caveats) or measurement
@@ -631,10 +634,6 @@ class Search:
         tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
         self.tried.append(tried)
         self.events.decided(tried)
-
-
-def _is_promising(remedy: Remedy) -> bool:
-    return remedy.predicted is not None and remedy.predicted.value >= PROMISING
 
 
 def _failure(trial: Trial, measurement: Measurement, known: Collection[str]) -> str | None:

@@ -11,6 +11,7 @@ from explaining import HOST, Memory, experiment_design, explained, target
 from nfold.core.plan import PLAN_FIELDS, Plan
 from nfold.core.script_profile import DataLoaderProfile, ScriptProfile, SourceLocation
 from nfold.core.source_edit import SetKeywords
+from nfold.core.stats import Interval
 from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
 from nfold.engines.simulated import Scenario
@@ -28,7 +29,7 @@ from nfold.tune.remedies import (
     Remedy,
     apply_all,
     choose_remedies,
-    first_values,
+    groups_to_try,
     values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
@@ -229,8 +230,22 @@ def test_a_batch_that_is_kept_is_doubled_again() -> None:
 
 def test_the_first_remedies_tried_together_need_no_permission() -> None:
     found = script_candidates(RUN_PROFILE, "precision", "communication")
-    assert {"step", "layout"} <= {one.name for one in first_values(found)}
-    assert not {"precision", "exchange"} & {one.name for one in first_values(found)}
+    names = {one.name for group in groups_to_try(found) for one in group}
+    assert {"step", "layout"} <= names
+    assert not {"precision", "exchange"} & names
+
+
+def test_remedies_are_tried_together_by_what_they_work_on() -> None:
+    compiled = Remedy(name="compiled", value="default")
+    views = Remedy(name="gradient_as_bucket_view", value=True)
+    pinned = Remedy(name="loader_pin_memory", value=True)
+    workers = Remedy(name="workers", value=4, predicted=Interval(1.5, 1.4, 1.6))
+    more = dataclasses.replace(workers, value=8)
+    assert groups_to_try([views, compiled, workers, pinned, more]) == [
+        [workers, pinned],
+        [compiled],
+        [views],
+    ]
 
 
 def test_fields_of_nfold_run_are_kept_together_and_in_its_call() -> None:

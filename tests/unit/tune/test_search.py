@@ -244,7 +244,7 @@ def test_remedies_that_change_the_training_need_permission() -> None:
 
 
 SHORT_S = 35.0  # for an explanation and some 20 runs
-SHORTER_S = 19.0  # too short to try each of those that helped together alone
+SHORTER_S = 25.0  # too short to try each of those that helped together alone
 
 
 def test_without_time_for_all_remedies_they_are_tried_together() -> None:

@@ -52,6 +52,14 @@ class FusedOptimizerHook:
         self.has_applied = True
 
 
+def is_chosen(optimizer: Any) -> bool:
+    """Return whether an optimizer was constructed with an implementation of the script's choice."""
+    values = getattr(optimizer, "defaults", {})  # an update by hand has none
+    passed = {name: values.get(name) for name in IMPLEMENTATION_ARGUMENTS}
+    is_off = passed["foreach"] is False or passed["fused"] is False
+    return is_off or any(passed.values())
+
+
 def _chosen_implementation(
     original: Any, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:

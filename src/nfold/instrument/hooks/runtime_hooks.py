@@ -24,6 +24,7 @@ from nfold.core.source_location import current_user_call, find_user_frame, frame
 from nfold.engines.interleaver import ActiveVariant
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.patches import Patches
+from nfold.instrument.hooks.pinned_copies import passes_non_blocking
 from nfold.instrument.input.batch_tensors import record_source
 from nfold.instrument.profilers import changes_format, dimension_order
 
@@ -71,7 +72,9 @@ class EventCounter:
 COUNTED_READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__", "__index__")
 CONVERSIONS = ("float", "long", "half", "bfloat16", "pin_memory", "contiguous")  # other copies
 RESHAPES = ("reshape", "flatten")  # copy a tensor whose strides do not allow a view
-COPY, PINNED, HOST_SYNC = "copy", "copy of pinned memory", "host_sync"
+COPY, HOST_SYNC = "copy", "host_sync"
+PINNED, WAITING = "copy of pinned memory", "blocking copy of pinned memory"
+COPIES = (COPY, PINNED, WAITING)
 
 
 def install_tensor_hooks(
@@ -96,7 +99,8 @@ def _wrap_copy(
     def copy_tensor(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         target = original(tensor, *args, **kwargs)
         if events.enabled:
-            if on_transfer is not None and record_copy(events, tensor, target):
+            waits = not passes_non_blocking(args, kwargs)
+            if on_transfer is not None and record_copy(events, tensor, target, waits=waits):
                 on_transfer(tensor)
             _record_layout_copy(events, tensor, target, sys._getframe(1))
             if on_transfer is not None:
@@ -146,12 +150,15 @@ def _changes_dimension_order(source: Tensor, target: Tensor) -> bool:
     return changes_format(before, dimension_order(target.shape, target.stride()))
 
 
-def record_copy(events: EventCounter, source: Tensor, target: Tensor) -> bool:
-    """Count a copy between host and device; return whether it was to a device."""
+def record_copy(
+    events: EventCounter, source: Tensor, target: Tensor, *, waits: bool = True
+) -> bool:
+    """Count a copy between host and device, which ``waits`` for it; return whether to a device."""
     on_device, was_on_device = target.device.type != "cpu", source.device.type != "cpu"
     to_device = on_device and not was_on_device
     if to_device:
-        events.count(COPY, PINNED if source.is_pinned() else COPY, tensor_bytes(source))
+        pinned = WAITING if waits else PINNED
+        events.count(COPY, pinned if source.is_pinned() else COPY, tensor_bytes(source))
     elif was_on_device and not on_device:
         events.count(HOST_SYNC, HOST_SYNC)
     return to_device

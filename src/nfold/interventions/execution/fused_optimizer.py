@@ -27,7 +27,8 @@ class FusedOptimizer(Intervention[bool]):
     applied_in = ("instrument/hooks/optimizer_hooks.py",)
 
     def is_useful(self, profile: Any) -> bool:
-        return not set(FUSED_OPTIMIZERS).isdisjoint(profile.optimizers)
+        names = set(profile.optimizers) - set(profile.chosen_optimizers)
+        return not names.isdisjoint(FUSED_OPTIMIZERS)
 
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
         """Return the edits of all lines that make an optimizer, if all are of one class."""

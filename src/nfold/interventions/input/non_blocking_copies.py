@@ -30,7 +30,7 @@ class NonBlockingCopies(Intervention[bool]):
         return None
 
     def is_useful(self, profile: Any) -> bool:
-        return bool(profile.copies.pinned_per_step > 0)
+        return bool(profile.copies.waiting_per_step > 0)
 
     def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
         """Return the edits of ``to`` at all lines that copy in a step.

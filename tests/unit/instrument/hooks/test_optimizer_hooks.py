@@ -75,6 +75,13 @@ def test_a_script_that_chose_an_implementation_is_refused(
         under(FUSED, lambda: train(make_optimizer))
 
 
+@pytest.mark.parametrize("chosen", [{"foreach": True}, {"fused": False}, {"fused": True}])
+def test_a_profile_tells_that_the_script_chose_an_implementation(chosen: dict[str, Any]) -> None:
+    _, profile = under(Variant(), lambda: train(lambda p: AdamW(p, **chosen)))
+    assert profile.chosen_optimizers == ("AdamW",)
+    assert not Variant.fused_optimizer.is_useful(profile)
+
+
 def test_the_lines_that_make_optimizers_are_in_the_profile() -> None:
     _, profile = under(Variant(), lambda: train(lambda p: SGD(p, lr=0.1)))
     location = profile.most_frequent_line("optimizer")

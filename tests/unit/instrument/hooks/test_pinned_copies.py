@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -75,8 +76,10 @@ def test_it_is_for_gpus_and_pinned_copies() -> None:
     assert ON.refusal(plan(host, device="cuda")) is None
     unpinned = ScriptProfile(copies=HostToDeviceCopies(per_step=2.0))
     assert not Variant.non_blocking_copies.is_useful(unpinned)
-    pinned = ScriptProfile(copies=HostToDeviceCopies(per_step=2.0, pinned_per_step=2.0))
-    assert Variant.non_blocking_copies.is_useful(pinned)
+    copies = HostToDeviceCopies(per_step=2.0, pinned_per_step=2.0)
+    assert not Variant.non_blocking_copies.is_useful(ScriptProfile(copies=copies))
+    waiting = dataclasses.replace(copies, waiting_per_step=1.0)
+    assert Variant.non_blocking_copies.is_useful(ScriptProfile(copies=waiting))
 
 
 def test_lines_that_copy_in_a_step_are_edited() -> None:
