@@ -18,8 +18,11 @@ import torch
 
 torch.set_num_threads(1)  # threads of two workers on two cores would wait actively for each other
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = 32
-"""One of so many slow tests runs at a commit, other than those with ``slow(parts=...)``."""
+PARTS = 64
+"""One of so many slow tests runs at a commit, other than those with ``slow(parts=...)``.
+
+Of several marks of a test, that of the largest number counts.
+"""
 OF_A_JOB = (
     "RANK",
     "LOCAL_RANK",
@@ -37,11 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     commit = _commit()
     left_out = pytest.mark.skip(reason="slow, not of this commit's sample; next: NFOLD_TESTS=all")
     for item in items:
-        slow = item.get_closest_marker("slow")
-        if slow is None:
-            continue
-        parts = slow.kwargs.get("parts", PARTS)
-        if crc32(f"{commit} {''.join(slow.args) or item.nodeid}".encode()) % parts:
+        marks = [*item.iter_markers("slow")]
+        names = "".join(name for mark in marks for name in mark.args)
+        parts = max((mark.kwargs.get("parts", PARTS) for mark in marks), default=1)
+        if crc32(f"{commit} {names or item.nodeid}".encode()) % parts:
             item.add_marker(left_out)
 
 

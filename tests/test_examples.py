@@ -117,6 +117,7 @@ def test_two_devices_train_as_one(
     assert two == pytest.approx(one, rel=0.5 if name == "resnet" else 1e-3)
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", OWN_WORKLOADS)

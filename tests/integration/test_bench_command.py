@@ -111,6 +111,7 @@ def test_sigkill_of_nfold_leaves_nothing_running_and_a_rerun_finishes_the_rest(
     assert document["comparisons"]
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )

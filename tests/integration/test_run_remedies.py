@@ -176,6 +176,7 @@ def test_every_other_kind_of_remedy(place: TunedPlace) -> None:
     }
 
 
+@pytest.mark.slow(parts=4)
 def test_what_a_script_does_not_have_is_said_once(place: TunedPlace) -> None:
     place.keep(LINEAR, {**SAME, "channels_last": True, "threads": 1})
     code, _, err = place.run("--with", "nfold.toml", "train.py")
@@ -224,6 +225,7 @@ def test_one_device(place: TunedPlace) -> None:
     assert (after["workers"], after["strides"]) == ([1], [27, 1, 9, 3])
 
 
+@pytest.mark.slow(parts=4)
 def test_what_does_not_match_needs_force(place: TunedPlace) -> None:
     place.keep(LINEAR, {**SAME, "threads": 1}, machine="0123456789", description="64 cores")
     code, _, err = place.run("--with", "nfold.toml", "train.py")

@@ -360,6 +360,7 @@ def test_a_sharded_script_is_not_measured_without_communication(tmp_path: Path) 
     assert "sharded" in found.cause.text
 
 
+@pytest.mark.slow(parts=4)
 def test_collectives_of_fsdp2_can_be_removed(tmp_path: Path) -> None:
     launched.launch(FSDP2_REMOVED, 2, str(tmp_path))
     shard = (WIDTH // 2, WIDTH)

@@ -209,6 +209,7 @@ def test_both_nodes_end_after_a_silent_partition(
         assert "is in backward (train.py:9)" in err
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize(
     ("backend", "rank", "conf", "message"),
     [
@@ -241,6 +242,7 @@ def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> N
     assert [node.end()[0] for node in nodes] == [0, 0]
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_port_in_use_names_its_owner(nodes: list[Node], backend: str) -> None:
     with socket.socket() as taken:

@@ -77,6 +77,7 @@ def measure(
     return found, [json.loads(log.splitlines()[0]) for log in logs]
 
 
+@pytest.mark.slow(parts=4)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -140,6 +141,7 @@ def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: P
     assert "the script has not imported numpy." in log
 
 
+@pytest.mark.slow(parts=4)
 def test_imports_of_a_script_are_those_of_packages_that_every_run_makes(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('a module of the user')")
     script = tmp_path / "train.py"
@@ -185,6 +187,7 @@ def libraries(change: str = "") -> tuple[list[str], dict[str, str]]:
     return modules, variables
 
 
+@pytest.mark.slow(parts=4)
 def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() -> None:
     found, variables = libraries()
     assert {"torch", "torch.optim.adamw", "torch._dynamo"} <= set(found)
