@@ -92,7 +92,8 @@ def run_tune(request: TuneOptions) -> int:
         print_notices(screen, request, subject.workload)
 
         def explain(runner: WorkloadRunner, seconds: float) -> tuple[ExperimentDesign, Experiment]:
-            experiment = Experiment(runner, TimeBudget(seconds), ExperimentEvents(), stop)
+            time_budget = TimeBudget(seconds, share=seconds / budget_s)
+            experiment = Experiment(runner, time_budget, ExperimentEvents(), stop)
             return experiment.run(subject.design(experiment)), experiment
 
         options = request.run_options(stop=stop, agent_server=agent_server)

@@ -84,10 +84,11 @@ class ExperimentEvents:
 
 @dataclass
 class TimeBudget:
-    """The time budget, in seconds."""
+    """The time budget in seconds, which is the ``share`` of an explanation in the user's."""
 
     budget_s: float
     now: Callable[[], float] = time.monotonic
+    share: float = 1.0
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,6 +98,10 @@ class TimeBudget:
     def remaining_s(self) -> float:
         """Seconds left, at least 0."""
         return max(0.0, self.budget_s - (self.now() - self.started_at))
+
+    def sufficient_option(self, seconds: float) -> str:
+        """Return the option ``--budget 90s`` that leaves an explanation so many seconds."""
+        return f"--budget {planner.round_up(seconds / self.share)}s"
 
     @property
     def probe_limit_s(self) -> float:
@@ -198,11 +203,11 @@ class Experiment:
         needed_s = tree_s * len(missing)
         if design.start_s is None or needed_s <= self.time_budget.required_s:
             return
-        enough_s = planner.round_up(MIN_TREES * tree_s)
+        option = self.time_budget.sufficient_option(MIN_TREES * tree_s)
         raise RunFailure(
             f"{_training_error(design)}{self.runner.workload} takes {design.start_s:.0f} s to "
             f"start and {self._step_s:.2g} s per step: its trials need {needed_s:.0f} s, "
-            f"{self.time_budget.remaining_s:.0f} s are left; next: --budget {enough_s}s"
+            f"{self.time_budget.remaining_s:.0f} s are left; next: {option}"
         )
 
     def _pilot_step_ms(self, design: ExperimentDesign) -> float:
@@ -467,11 +472,11 @@ def probe_script(
             design = dataclasses.replace(design, probe_caveats=caveats)
         return design
     if not several or _fails_in_any_process(first):
-        raise RunFailure(_failure_message(experiment.runner, first))
+        raise RunFailure(_failure_message(experiment, first))
     second, profiles = _run_probe(experiment, one_process, read_profiles)
     if second.status != "ok":
         failed = first if first.status != "ok" else second
-        raise RunFailure(_failure_message(experiment.runner, failed))
+        raise RunFailure(_failure_message(experiment, failed))
     profile = profiles[0]
     design = _design_from_probe(second, scaling or _natural_scaling(profile), profile, machine)
     failure = "" if first.status == "ok" else failure_text(first)
@@ -498,7 +503,8 @@ def _run_probe(
     return found, profiles
 
 
-def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
+def _failure_message(experiment: Experiment, failed: Measurement) -> str:
+    runner = experiment.runner
     name, text = str(runner.workload), failure_text(failed)
     rank = (failed.cause.rank if failed.cause else None) or 0
     log = display_path(
@@ -508,7 +514,7 @@ def _failure_message(runner: WorkloadRunner, failed: Measurement) -> str:
     if failed.cause is not None and failed.cause.out_of_step:
         return f"wrong training: {text}{printed}"
     what = text if text.startswith(name) else f"{name} {failed.status}: {text}"
-    return f"{what}{_probe_hint(failed)}{printed}"
+    return f"{what}{_probe_hint(failed, experiment.time_budget)}{printed}"
 
 
 def _fails_in_any_process(failed: Measurement) -> bool:
@@ -526,7 +532,7 @@ def _fails_in_any_process(failed: Measurement) -> bool:
     )
 
 
-def _probe_hint(failed: Measurement) -> str:
+def _probe_hint(failed: Measurement, time_budget: TimeBudget) -> str:
     timed_out = failed.status in ("hung", "interrupted")
     if timed_out and failed.cause is not None and failed.cause.step == 0:
         return (
@@ -536,7 +542,8 @@ def _probe_hint(failed: Measurement) -> str:
     if not hit_time_limit(failed) or failed.cause is None:
         return ""
     missing = max(1.0, LONG_STEP_PROBE_STEPS / (failed.cause.step or 1))
-    return f"; next: --budget {planner.round_up(MIN_TREES * missing * failed.wall_seconds)}s"
+    option = time_budget.sufficient_option(MIN_TREES * missing * failed.wall_seconds)
+    return f"; next: {option}"
 
 
 def _design_from_probe(

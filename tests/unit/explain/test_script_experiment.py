@@ -397,6 +397,11 @@ def test_a_budget_that_a_slow_start_exceeds_is_refused_after_the_probe_run(
     assert limits == [60.0]
 
 
+def test_a_hint_names_the_time_that_the_user_gives() -> None:
+    assert TimeBudget(30.0).sufficient_option(60.0) == "--budget 70s"
+    assert TimeBudget(30.0, share=0.3).sufficient_option(60.0) == "--budget 200s"
+
+
 def test_the_same_order_of_epochs_shows_in_short_ones() -> None:
     usual = script_runner(Scenario(**COSTS))
 
