@@ -18,7 +18,7 @@ from nfold.core.workload import Workload
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune.losses import LossReference, first_losses
+from nfold.tune.runs.losses import LossReference, first_losses
 from nfold.tune.source_patch import make_patch
 from warm_runs import warm_options
 

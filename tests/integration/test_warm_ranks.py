@@ -21,7 +21,7 @@ from nfold.launch.launch_spec import AgentServer, RunOptions
 from nfold.launch.warm_process import import_libraries
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune.losses import LossReference, first_losses
+from nfold.tune.runs.losses import LossReference, first_losses
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(200)]
 SCRIPT = """

@@ -18,7 +18,7 @@ from nfold.core.format import (
 from nfold.explain.result.budget import Budget
 from nfold.tune.remedies import Remedy, largest_change
 from nfold.tune.result import Tried, TuneResult
-from nfold.tune.search import TuneEvents
+from nfold.tune.runs.fresh_runs import TuneEvents
 from nfold.tune.waterfall import kept_groups
 
 MAX_KEPT, MAX_OTHERS = 8, 6

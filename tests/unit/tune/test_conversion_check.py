@@ -9,7 +9,7 @@ import pytest
 
 from nfold.core.measurement import Measurement
 from nfold.tune.conversion.conversion_check import ConversionCheck, samples_per_step
-from nfold.tune.losses import sample_hash
+from nfold.tune.runs.losses import sample_hash
 from timed import rank, timed
 
 LOSSES = tuple((step, 2.0 - step / 20) for step in range(1, 21))

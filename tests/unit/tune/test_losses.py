@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nfold.interventions.intervention import Numerics
-from nfold.tune.losses import LossReference
+from nfold.tune.runs.losses import LossReference
 
 LOSSES = tuple(2.0 / step for step in range(1, 21))
 NOISY = tuple(loss * (1.2 if step % 2 else 0.8) for step, loss in enumerate(LOSSES))

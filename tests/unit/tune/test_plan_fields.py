@@ -33,7 +33,8 @@ from nfold.tune.remedies import (
     values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, TuneResult
-from nfold.tune.search import Search, TuneEvents
+from nfold.tune.runs.fresh_runs import TuneEvents
+from nfold.tune.search import Search
 
 FIXED_FIELDS = {
     *("framework", "device", "devices", "cores_per_device"),  # where it trains

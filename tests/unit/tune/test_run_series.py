@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nfold.core.stats import Interval
-from nfold.tune.run_series import MIN_NOISE, NoisePool, RunSeries, is_gain, t_quantile
+from nfold.tune.runs.run_series import MIN_NOISE, NoisePool, RunSeries, is_gain, t_quantile
 
 
 def series(*runs: tuple[str, float]) -> RunSeries:

@@ -10,14 +10,14 @@ from nfold.core.measurement import Measurement
 from nfold.core.plan import WARMUP_STEPS
 from nfold.explain.design import Trial
 from nfold.explain.trials import WorkloadRunner
-from nfold.tune.losses import (
+from nfold.tune.result import ConvertedScript
+from nfold.tune.runs.losses import (
     TOLERANCES,
     LossReference,
     first_losses,
     largest_difference,
     sample_hash,
 )
-from nfold.tune.result import ConvertedScript
 
 FreshRun = Callable[[Trial, str, WorkloadRunner], Measurement | str]
 """Runs a trial in fresh processes; returns its measurement, or why it failed."""

@@ -1,0 +1,1 @@
+"""Runs of the original and of settings with remedies, and what they show."""
