@@ -128,7 +128,7 @@ def test_ranks_out_of_step_are_reported_at_once(
                 "--results",
                 tempfile.mkdtemp(dir=tmp_path),
                 "--budget",
-                "30s",
+                "120s",
                 "--hang-timeout",
                 "10",
                 "--",

@@ -15,7 +15,9 @@ from launched import RunsByWorld, launch
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_models.py"
-WORLDS = (1, 2, pytest.param(3, marks=pytest.mark.slow("models on 3 devices")))
+ONE_DEVICE = pytest.mark.slow("models on 1 device", parts=3)
+THREE_DEVICES = pytest.mark.slow("models on 3 devices")
+WORLDS = (pytest.param(1, marks=ONE_DEVICE), 2, pytest.param(3, marks=THREE_DEVICES))
 PARTS = {"accumulate": 2}
 LBFGS = {"training": "plain", "optimizer": "LBFGS", "closure": True, "batch": 37, "epochs": 4}
 WITHIN = {"lbfgs_search": 1e-3}  # rounding changes the length of its steps
@@ -121,6 +123,7 @@ def test_every_rank_ends_with_the_same_weights(found: Found, case: str, world: i
     assert all(other == first for other in others)
 
 
+@ONE_DEVICE
 def test_dropout_on_one_device_draws_as_in_plain_pytorch(found: Found) -> None:
     for case in ("dropout", "whole_dropout"):
         expected = reference(case)
@@ -154,6 +157,10 @@ def test_a_module_that_is_checkpointed_twice_reentrantly_is_refused(
             "next: torch.utils.checkpoint(..., use_reentrant=False)"
             in (rank["reentrant_shared"]["error"])
         )
+
+
+@ONE_DEVICE
+def test_on_one_device_it_may_be_checkpointed_twice_reentrantly(found: Found) -> None:
     alone = found[1][0]["reentrant_shared"]
     assert alone["losses"] == pytest.approx(reference("reentrant_shared")["losses"], abs=2e-5)
 

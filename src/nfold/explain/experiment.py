@@ -199,7 +199,7 @@ class Experiment:
         """Raise RunFailure if a script starts and steps too slowly for the time budget."""
         required = (design.actual(), design.baseline)
         missing = [trial for trial in required if self.runner.stored(trial, 0) is None]
-        tree_s = (design.start_s or 0.0) + planner.run_seconds(design, self._step_s)
+        tree_s = self._tree_seconds(design)
         needed_s = tree_s * len(missing)
         if design.start_s is None or needed_s <= self.time_budget.required_s:
             return
@@ -289,10 +289,9 @@ class Experiment:
                 (group, *_) = self._interleaved_groups([trial, *optional])
                 missing = [one for one in group if self._needs_run(one, 0)]
                 if trial in missing:
-                    if self._step_s > LONG_STEP_S:
-                        seconds = planner.interleaved_seconds(design, missing, self._step_s)
-                        if seconds > self.time_budget.remaining_s:
-                            missing = [trial]
+                    seconds = self._tree_seconds(design, missing)
+                    if self._step_s > LONG_STEP_S and seconds > self.time_budget.remaining_s:
+                        missing = [trial]
                     trees = sum(one not in self.results.runs for one in required)
                     limit_s = self._required_limit_s(design, missing, trees)
                     if limit_s <= 0:
@@ -310,11 +309,16 @@ class Experiment:
         share_s = self.time_budget.required_s / trees
         if design.start_s is None:
             return share_s
-        steps_s = planner.run_seconds(design, self._step_s)
+        expected_s = self._tree_seconds(design, trials)
+        return min(share_s, max(self.time_budget.remaining_s / trees, SLOWER_FACTOR * expected_s))
+
+    def _tree_seconds(self, design: ExperimentDesign, trials: Sequence[Trial] = ()) -> float:
+        """Return the expected seconds of a process tree: one trial, or several interleaved ones."""
         if len(trials) > 1:
             steps_s = planner.interleaved_seconds(design, trials, self._step_s)
-        expected_s = design.start_s + steps_s
-        return min(share_s, max(self.time_budget.remaining_s / trees, SLOWER_FACTOR * expected_s))
+        else:
+            steps_s = planner.run_seconds(design, self._step_s)
+        return (design.start_s or 0.0) + steps_s
 
     def _run_group(self, group: Sequence[Trial], number: int) -> bool:
         """Run the trials of one process tree, if time allows; return whether any is measured.
