@@ -17,12 +17,13 @@ from nfold.cli.app import app
 from nfold.telemetry.machine_inspection import inspect_machine
 from nfold.tune import remedies, search
 from nfold.tune.remedies import Remedy, choose_remedies
+from nfold.tune.runs import verification
 from nfold.tune.settings_file import TunedSettings
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow(parts=64), pytest.mark.timeout(1200)]
 SCRIPTS = Path(__file__).parent / "scripts"
 BUDGET = "15m"
-SHORTER = {"RUN_S": 1.5, "EXPLAIN_FRACTION": 0.05, "AGAIN_FRACTION": 0.02, "MAX_VERIFYING_PAIRS": 3}
+SHORTER = {"RUN_S": 1.5, "EXPLAIN_FRACTION": 0.05, "AGAIN_FRACTION": 0.02}
 USELESS = ("ddp_static_graph", "garbage_collection_frozen")  # for the healthy script
 
 # The fault, the remedy, and what the patch adds to the file.
@@ -59,6 +60,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("a CPU device needs a core of its own")
     for name, value in SHORTER.items():
         monkeypatch.setattr(search, name, value)
+    monkeypatch.setattr(verification, "MAX_PAIRS", 3)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
