@@ -80,7 +80,8 @@ class DataLoaderProfile:
     perhaps without end. ``host_tensors`` are indices of the tensors of a batch that stay
     on the host while others move to a device. ``renewed_at`` is the line that makes an iterator in
     every step, None if a loop goes through an epoch. ``epoch_unset``: it shuffles by a
-    DistributedSampler whose ``set_epoch`` was not called in the warm-up.
+    DistributedSampler whose ``set_epoch`` was not called in the warm-up. ``stacks_tensors``: a batch
+    is rows of tensors in memory, as of a TensorDataset.
     """
 
     batch_size: int | None = None
@@ -98,6 +99,7 @@ class DataLoaderProfile:
     created_at: str | None = None
     renewed_at: str | None = None
     epoch_unset: bool = False
+    stacks_tensors: bool = False
 
     def steps_per_epoch(self, batch: int | None) -> int | None:
         """Return the steps at a global batch size; None if the length of an epoch is unknown."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
 
 from nfold.core.errors import Unsupported
 from nfold.core.import_hooks import call_after_import
@@ -478,6 +478,9 @@ def loader_facts(
         created_at=created_at,
         renewed_at=vars(loader).get(RENEWAL_ATTRIBUTE),
         epoch_unset=is_epoch_unset(loader),
+        stacks_tensors=isinstance(loader.dataset, TensorDataset)
+        and type(loader.dataset).__getitem__ is TensorDataset.__getitem__
+        and loader.collate_fn is default_collate,
     )
 
 

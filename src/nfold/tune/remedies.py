@@ -167,6 +167,13 @@ class Remedy:
         return self._is_field and TUNABLE_FIELDS[self.name].draws
 
     @property
+    def sets_loader(self) -> bool:
+        """Return whether it sets an argument of the DataLoader that feeds the training."""
+        if self.name == CONVERSION or self._is_field:
+            return self.name in LOADER_FIELDS
+        return bool(REGISTRY[self.name].loader_arguments(self.value))
+
+    @property
     def is_promising(self) -> bool:
         return self.predicted is not None and self.predicted.value >= PROMISING
 

@@ -203,7 +203,13 @@ class Search:
         refusal = self.runner.refusal_reason
         remedies = choose_remedies(design, budget, self.cores, self.allowed, refusal)
         if self._converted is not None:
-            remedies = [one for one in remedies if one.name not in EXCLUDED_WITH_RUN]
+            # nfold.Run takes rows of tensors itself, without a DataLoader.
+            unused = design.facts.training_loader.stacks_tensors
+            remedies = [
+                one
+                for one in remedies
+                if one.name not in EXCLUDED_WITH_RUN and not (unused and one.sets_loader)
+            ]
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_all([one for one in remedies[:1] if one.is_promising])
             decided = {one.remedy.name for one in self.tried}

@@ -434,6 +434,19 @@ def test_remedies_are_tried_on_a_converted_script() -> None:
     assert gain.value > 2.5
 
 
+@pytest.mark.parametrize("stacks_tensors", [False, True])
+def test_a_converted_script_that_stacks_tensors_needs_no_workers(*, stacks_tensors: bool) -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        return scaled(found, 0.5) if found.plan.strategy == "ddp" else found
+
+    loader = dataclasses.replace(PROFILE.training_loader, stacks_tensors=stacks_tensors)
+    profile = dataclasses.replace(ONE_PROCESS, loader=loader)
+    result = Simulation(scenario(), sabotage, profile=profile, converted=CONVERTED).tune()
+    tried = {one.remedy.name for one in result.tried}
+    assert "conversion" in tried
+    assert ("workers" in tried) != stacks_tensors
+
+
 def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"

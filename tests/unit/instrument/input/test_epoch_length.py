@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from instrumented import dataset, instrumented, loop, model, overrides, script_task
 from nfold.core.errors import Unsupported
@@ -42,6 +48,31 @@ def test_a_sampler_whose_epoch_is_not_set(how: dict[str, bool], *, unset: bool) 
     found = instrumented(training, script_task(steps=3)).profile.loader
     assert found is not None
     assert found.epoch_unset == unset
+
+
+class Scaled(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        samples, label = super().__getitem__(index)  # type: ignore[no-untyped-call]
+        return 2 * samples, label
+
+
+@pytest.mark.parametrize(
+    ("of", "collate", "stacks"),
+    [
+        (TensorDataset, None, True),
+        (Scaled, None, False),
+        (TensorDataset, lambda samples: default_collate(samples), False),
+    ],
+)
+def test_a_batch_of_tensors_in_memory(of: Any, collate: Any, *, stacks: bool) -> None:
+    def training() -> None:
+        module = model()
+        loader = DataLoader(of(*dataset().tensors), batch_size=4, collate_fn=collate)
+        loop(loader, module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+    found = instrumented(training, script_task(steps=3)).profile.loader
+    assert found is not None
+    assert found.stacks_tensors == stacks
 
 
 @pytest.mark.parametrize("workers", [0, 1])
