@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 from nfold.core.errors import Unsupported
 from nfold.core.import_hooks import call_after_import
@@ -31,6 +31,7 @@ from nfold.core.script_profile import (
 from nfold.engines.base import Task
 from nfold.engines.interleaver import ActiveVariant
 from nfold.engines.torch.devices import Devices
+from nfold.engines.torch.nested_tensors import yields_rows
 from nfold.engines.torch.torch_settings import TorchSettings
 from nfold.instrument import torch_private
 from nfold.instrument.hooks.distributed_hooks import (
@@ -478,9 +479,7 @@ def loader_facts(
         created_at=created_at,
         renewed_at=vars(loader).get(RENEWAL_ATTRIBUTE),
         epoch_unset=is_epoch_unset(loader),
-        stacks_tensors=isinstance(loader.dataset, TensorDataset)
-        and type(loader.dataset).__getitem__ is TensorDataset.__getitem__
-        and loader.collate_fn is default_collate,
+        stacks_tensors=yields_rows(loader.dataset) and loader.collate_fn is default_collate,
     )
 
 

@@ -376,7 +376,7 @@ class Search:
             return
         first, second = left[0].remedy, left[1].remedy
         trial = apply_all((first, second), self._best)
-        if self.stop or not self._time_for(4) or self.runner.refusal_reason(trial) is not None:
+        if self.stop or not self._time_for(4) or not self._is_allowed(trial):
             return
         found = self._compare(trial, f"{first.label} with {second.label}", first, second)
         if self._is_gain(found.gain):

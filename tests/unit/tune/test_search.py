@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -477,7 +476,7 @@ def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "nfold.toml").exists()
     assert script.read_text() == "run = nfold.Run()\na = 1\n"
     lines = [text for text, _ in result_lines(result, files, 120)]
-    assert re.match(r"digits on 2 devices: (1\.9|2\.0)\d × faster", lines[0])
+    assert lines[0].startswith("digits on 2 devices: 2.")
     assert any(line.startswith("  nfold.Run on 2 devices ") for line in lines)
     assert "run: nfold run --devices 2 train.py --epochs 3" in lines
 

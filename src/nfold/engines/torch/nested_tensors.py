@@ -1,4 +1,4 @@
-"""Tensors inside tuples, lists and dictionaries."""
+"""Tensors inside tuples, lists, dictionaries and data sets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import TensorDataset
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -156,3 +157,9 @@ def _tensor_tree(value: Any, tensors: list[Tensor]) -> TensorTree:
             cast(Hashable, type(value)), tuple(_tensor_tree(item, tensors) for item in value)
         )
     return TensorTree(ConstantLeaf(value))
+
+
+def yields_rows(data: Any) -> bool:
+    """Return whether samples are the rows of a TensorDataset, which does not process them."""
+    own = isinstance(data, TensorDataset)
+    return own and type(data).__getitem__ is TensorDataset.__getitem__

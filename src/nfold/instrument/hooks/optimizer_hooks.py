@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,19 +54,22 @@ class FusedOptimizerHook:
 
 def is_chosen(optimizer: Any) -> bool:
     """Return whether an optimizer was constructed with an implementation of the script's choice."""
-    values = getattr(optimizer, "defaults", {})  # an update by hand has none
-    passed = {name: values.get(name) for name in IMPLEMENTATION_ARGUMENTS}
-    is_off = passed["foreach"] is False or passed["fused"] is False
-    return is_off or any(passed.values())
+    return bool(
+        _choosing_arguments(getattr(optimizer, "defaults", {}))
+    )  # an update by hand has none
 
 
 def _chosen_implementation(
     original: Any, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> str:
     passed = inspect.signature(original).bind_partial(optimizer, *args, **kwargs).arguments
-    chosen = [f"{n}={passed[n]}" for n in IMPLEMENTATION_ARGUMENTS if passed.get(n)]
-    chosen += [f"{n}=False" for n in ("foreach", "fused") if passed.get(n) is False]
-    return ", ".join(chosen)
+    return ", ".join(f"{name}={passed[name]}" for name in _choosing_arguments(passed))
+
+
+def _choosing_arguments(values: Mapping[str, Any]) -> list[str]:
+    """Return the arguments whose values choose an implementation."""
+    on = [name for name in IMPLEMENTATION_ARGUMENTS if values.get(name)]
+    return on + [name for name in ("foreach", "fused") if values.get(name) is False]
 
 
 class ZeroedGradients:

@@ -20,7 +20,7 @@ from nfold.tune.runs.run_series import RunSeries
 
 MIN_GAIN = 1.01
 LEAST_LIMIT_S, LIMIT_FACTOR, LONGEST_LIMIT_S = 120.0, 3.0, 300.0  # of a run; it may compile
-FIRST_REPEAT = 1000  # numbers of repeats that no explanation uses
+FIRST_REPEAT = 1001  # numbers of repeats that no explanation uses
 
 
 class TuneEvents:
@@ -46,15 +46,15 @@ class FreshRuns:
 
     ``original`` is the trial without remedies. Trials with the strategy of a conversion are run by
     ``converted_runner``, others by ``runner``. A run that ends with a warning of wrong training has
-    failed, unless the original has the same: its kinds are ``author_caveats``. No run may take the
-    ``reserved_s`` seconds that the verification needs.
+    failed, unless the original has the same: its kinds are ``author_caveats``. A run gets more than
+    the usual time limit only from what ``reserved_s``, the seconds for the verification, leaves.
     """
 
     runner: WorkloadRunner
     time_budget: TimeBudget
     events: TuneEvents
     original: Trial
-    reserved_s: Callable[[], float] = lambda: 0.0
+    reserved_s: Callable[[], float]
     author_caveats: frozenset[str] = frozenset()
     converted_runner: WorkloadRunner | None = None
     failures: dict[Trial, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class FreshRuns:
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
     _samples: dict[object, tuple[int, int] | None] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
-    _last_seconds: dict[Trial, float] = field(default_factory=dict)
+    _last_seconds: dict[object, float] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -80,15 +80,17 @@ class FreshRuns:
     ) -> float | None:
         """Return the milliseconds per sample of a run, None if it failed.
 
-        Its losses and samples are kept under ``key``, by default the trial.
+        Its seconds, losses and samples are kept under ``key``, by default the trial.
         """
+        key = key or trial
         measurement = self.run(trial, label, runner or self.runner_of(trial))
+        self._last_seconds[key] = self._seconds[-1]
         if isinstance(measurement, str):
             self.failures[trial] = measurement
             return None
         if losses := first_losses(measurement):
-            self._losses.setdefault(key or trial, []).append(losses)
-        self._samples[key or trial] = sample_hash(measurement)
+            self._losses.setdefault(key, []).append(losses)
+        self._samples[key] = sample_hash(measurement)
         metrics = trial.metrics(measurement)
         return (metrics["step"] + metrics.get("gap", 0.0)) / (trial.plan.batch or 1)
 
@@ -100,9 +102,7 @@ class FreshRuns:
         spare_s = min(LONGEST_LIMIT_S, before_s - self.reserved_s())
         limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.typical_s, spare_s)
         measurement = runner.measure(trial, FIRST_REPEAT + self.count, limit_s)
-        seconds = before_s - self.time_budget.remaining_s
-        self._seconds.append(seconds)
-        self._last_seconds[trial] = seconds
+        self._seconds.append(before_s - self.time_budget.remaining_s)
         return _failure(trial, measurement, self.author_caveats) or measurement
 
     def runner_of(self, trial: Trial) -> WorkloadRunner:
@@ -111,7 +111,7 @@ class FreshRuns:
 
     @property
     def base(self) -> Trial:
-        """What has the same samples in the same order as trials with remedies."""
+        """The trial without remedies, with the samples in the order that trials with remedies have."""
         if self.converted_runner is None:
             return self.original
         return self.original.edit(strategy=CONVERTED_STRATEGY)
@@ -132,9 +132,9 @@ class FreshRuns:
         """Seconds of a run."""
         return median(self._seconds) if self._seconds else 0.0
 
-    def seconds_of(self, trial: Trial) -> float:
-        """Seconds that another run of ``trial`` takes: it compiles nothing new."""
-        return self._last_seconds.get(trial, self.typical_s)
+    def seconds_of(self, key: object) -> float:
+        """Return the seconds of the last run of a trial, or of another key of run_once."""
+        return self._last_seconds.get(key, self.typical_s)
 
     def objection(self, key: object, remedies: Collection[Remedy]) -> str | None:
         """Return how the last run trains another way than ``remedies`` allow, or None."""

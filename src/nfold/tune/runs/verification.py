@@ -40,7 +40,7 @@ class FinalComparison:
         gain: Interval | None = None
         for number in range(MAX_PAIRS):
             enough = number >= USUAL_PAIRS and gain is not None and is_precise(gain)
-            needed_s = sum(runs.seconds_of(trial) for trial, _ in arms.values())
+            needed_s = sum(runs.seconds_of(_key(name, trial)) for name, (trial, _) in arms.items())
             late = number >= LEAST_PAIRS and needed_s > runs.time_budget.remaining_s
             if self.stop or enough or late:
                 break
@@ -58,8 +58,7 @@ class FinalComparison:
         )
 
     def _run(self, name: str, trial: Trial, runner: WorkloadRunner) -> None:
-        key = COPY if name == COPY else trial
-        found = self.runs.run_once(trial, f"verifying: {name}", runner, key)
+        found = self.runs.run_once(trial, f"verifying: {name}", runner, _key(name, trial))
         if found is None:
             self._failures[name] = self.runs.failures[trial]
         else:
@@ -78,3 +77,8 @@ class FinalComparison:
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
             objection = f"it is not faster than the original ({found})"
         return objection
+
+
+def _key(name: str, trial: Trial) -> object:
+    # With all of its remedies in its source, an edited copy runs the trial of the original.
+    return COPY if name == COPY else trial

@@ -25,7 +25,7 @@ from nfold.engines.torch.input.device_dataset import (
     fits_unsharded,
     sharding_note,
 )
-from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors
+from nfold.engines.torch.nested_tensors import collect_tensors, map_tensors, yields_rows
 
 # batch on the device, sample ids [n], epoch -> batch
 AugmentBatch = Callable[[Any, Tensor, int], Any]
@@ -58,9 +58,7 @@ class LoaderConfig:
 def as_arrays(data: Any) -> Any | None:
     """Return ``data`` as tensors in its own structure if it consists of arrays, else None."""
     if isinstance(data, TensorDataset):
-        if type(data).__getitem__ is not TensorDataset.__getitem__:
-            return None  # it processes each sample
-        return tuple(data.tensors)
+        return tuple(data.tensors) if yields_rows(data) else None
     if isinstance(data, np.ndarray):
         return _from_numpy(data)
     if isinstance(data, Tensor):
