@@ -50,7 +50,7 @@ from nfold.tune.plan_edits import learning_rate_advice
 from nfold.tune.plan_fields import TUNABLE_FIELDS
 from nfold.tune.remedies import PERMISSIONS
 from nfold.tune.result import EditedCopy, TuneResult
-from nfold.tune.search import Search
+from nfold.tune.search import EXPLAIN_ROUNDS, Search
 
 NOT_VERIFIED = 3
 BACKUP, COPIES = "backup", "edited"  # folders beside the files that are kept
@@ -93,7 +93,8 @@ def run_tune(request: TuneOptions) -> int:
 
         def explain(runner: WorkloadRunner, seconds: float) -> tuple[ExperimentDesign, Experiment]:
             time_budget = TimeBudget(seconds, share=seconds / budget_s)
-            experiment = Experiment(runner, time_budget, ExperimentEvents(), stop)
+            events = ExperimentEvents()
+            experiment = Experiment(runner, time_budget, events, stop, max_rounds=EXPLAIN_ROUNDS)
             return experiment.run(subject.design(experiment)), experiment
 
         options = request.run_options(stop=stop, agent_server=agent_server)

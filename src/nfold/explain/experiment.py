@@ -124,6 +124,7 @@ class Experiment:
     events: ExperimentEvents
     stop: StopRequest = field(default_factory=StopRequest)
     results: TrialResults = field(default_factory=TrialResults)
+    max_rounds: int = MAX_ROUNDS
     _not_interleaved: set[Trial] = field(default_factory=set)
     _retried: set[Trial] = field(default_factory=set)
     _interleaved_failures: dict[Trial, str] = field(default_factory=dict)
@@ -166,7 +167,7 @@ class Experiment:
             self.results = TrialResults()
             return self.run(other_design)
         self._run_round(first_round, 0)
-        for number in range(1, MAX_ROUNDS):
+        for number in range(1, self.max_rounds):
             follow_ups = planner.follow_ups(design, results)
             trials = self._next_trials(design, [*first_round, *follow_ups], number)
             tried = {**results.runs, **results.reasons}

@@ -2,11 +2,11 @@
 
 Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
 remedy is kept if its gain is above 1 %, with an interval that allows for the number of remedies. It
-is given up if it gains less than the noise between runs of equal settings. If there is no time to
-try all of them alone, the one from which the explanation expects most is tried first, then those that
-work on the input, the computation and the communication, each group together. Kept ones are dropped
-again if training is as fast without them. The final gain comes from runs that took no part in
-choosing.
+is given up if it gains less than the noise between runs of equal settings, or is not clearly faster
+after a few. If there is no time to try all of them alone, the one from which the explanation expects
+most is tried first, then those that work on the input, the computation and the communication, each
+group together. Kept ones are dropped again if training is as fast without them. The final gain comes
+from runs that took no part in choosing.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
 MIN_STEPS, MAX_STEPS, MAX_WARM_UP = 20, 400, 40
 EXPLAIN_FRACTION, AGAIN_FRACTION = 0.3, 0.15  # of the time budget
+EXPLAIN_ROUNDS = 2  # an order of remedies needs no narrower intervals
 MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
-MAX_TRIES = 4  # runs of one remedy
+USUAL_TRIES, MAX_TRIES = 4, 8  # runs of one remedy; more than usual if it seems to gain
 RUNS_PER_REMEDY = 3  # with less time, remedies are first tried together
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
@@ -331,8 +332,7 @@ class Search:
             if objection is not None:
                 return TrialComparison(objection=objection)
             gain = runs.gain(best, trial)
-            hopeless = number > 0 and gain is not None and gain.value <= 1
-            if hopeless or self._is_decided(gain):
+            if self._is_decided(gain) or (gain is not None and _seems_useless(gain, number + 1)):
                 break
         return TrialComparison(gain=gain)
 
@@ -452,12 +452,8 @@ class Search:
     @property
     def _verifying_s(self) -> float:
         """Seconds that the verification needs at least."""
-        # A conversion alone is its own edited copy.
-        has_copy = not self._converted or self._kept_after_conversion
-        changed = 2 if self.runner.workload.script and has_copy else 1
         runs = self._runs
-        pair_s = runs.seconds_of(runs.original) + changed * runs.seconds_of(self._best)
-        return LEAST_PAIRS * pair_s
+        return LEAST_PAIRS * (runs.seconds_of(runs.original) + runs.seconds_of(self._best))
 
     @property
     def _kept_after_conversion(self) -> list[Remedy]:
@@ -469,3 +465,9 @@ class Search:
         tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
         self.tried.append(tried)
         self.events.decided(tried)
+
+
+def _seems_useless(gain: Interval, tries: int) -> bool:
+    """Return whether to give up a remedy of an uncertain ``gain`` after so many tries."""
+    low = gain.low or 0.0
+    return (tries > 1 and gain.value <= 1) or (tries >= USUAL_TRIES and low <= MIN_GAIN)

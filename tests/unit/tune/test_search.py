@@ -31,7 +31,7 @@ from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult
 from nfold.tune.runs.fresh_runs import TuneEvents
-from nfold.tune.search import Search
+from nfold.tune.search import EXPLAIN_ROUNDS, Search
 from nfold.tune.source_patch import make_patch
 from nfold.tune.waterfall import kept_groups
 
@@ -96,7 +96,8 @@ class Simulation:
         self, runner: WorkloadRunner, seconds: float
     ) -> tuple[ExperimentDesign, Experiment]:
         budget = TimeBudget(seconds, now=lambda: self.seconds)
-        experiment = Experiment(runner, budget, ExperimentEvents())
+        events = ExperimentEvents()
+        experiment = Experiment(runner, budget, events, max_rounds=EXPLAIN_ROUNDS)
         design = probe_script(experiment, PLACE, None, HOST, lambda _: (self.profile,))
         return experiment.run(design), experiment
 

@@ -20,7 +20,11 @@ ORIGINAL, FINAL, COPY = "original", "final", "copy"
 
 @dataclass
 class FinalComparison:
-    """Alternating runs of the original, of the settings that are kept, and of an edited copy."""
+    """Pairs of runs: the original, and either the settings that are kept or an edited copy.
+
+    The copy is to be as fast as the settings at run time: while it is faster than the original and
+    trains the same, runs of both count for one gain.
+    """
 
     runs: FreshRuns
     kept: Collection[Remedy]
@@ -31,31 +35,41 @@ class FinalComparison:
     _failures: dict[str, str] = field(default_factory=dict)
 
     def verify(self) -> Verification:
-        """Run them until the gain is precise or the time ends, and twice at least."""
+        """Run pairs until the gain is precise or the time ends, and two at least."""
         runs, original = self.runs, self.runs.original
-        batch, final = original.plan.batch or 1, apply_all(self.kept, original)
+        final = apply_all(self.kept, original)
         arms = {ORIGINAL: (original, runs.runner), FINAL: (final, runs.runner_of(final))}
         if self.copy is not None and self.copy_runner is not None:
             arms[COPY] = (apply_all(self.copy.at_run_time, runs.base), self.copy_runner)
-        gain: Interval | None = None
         for number in range(MAX_PAIRS):
-            enough = number >= USUAL_PAIRS and gain is not None and is_precise(gain)
-            needed_s = sum(runs.seconds_of(_key(name, trial)) for name, (trial, _) in arms.items())
-            late = number >= LEAST_PAIRS and needed_s > runs.time_budget.remaining_s
-            if self.stop or enough or late:
+            is_copy = number % 2 == 1 and COPY in arms and COPY not in self._failures
+            pair = (COPY if is_copy else FINAL, ORIGINAL)
+            needed_s = sum(runs.seconds_of(_key(name, arms[name][0])) for name in pair)
+            if self.stop or self._is_enough(number, needed_s):
                 break
-            for name, (trial, runner) in [*arms.items()][:: 1 if number % 2 else -1]:
-                self._run(name, trial, runner)
-            gain = self._gain(FINAL)
+            for name in pair[:: -1 if number % 2 else 1]:
+                self._run(name, *arms[name])
+        pairs, batch = self._pairs_that_count, original.plan.batch or 1
         return Verification(
-            gain=gain,
-            original_ms=self._series.step_ms(ORIGINAL, batch),
-            final_ms=self._series.step_ms(FINAL, batch),
+            gain=self._gain(pairs),
+            original_ms=pairs.step_ms(ORIGINAL, batch),
+            final_ms=pairs.step_ms(FINAL, batch),
             objection=self._failures.get(FINAL) or runs.objection(final, self.kept),
-            pairs=self._series.count(FINAL),
+            pairs=pairs.count(FINAL),
             copy=self.copy,
             copy_objection=self._failures.get(COPY) or self._objection_to_copy(),
         )
+
+    def _is_enough(self, number: int, needed_s: float) -> bool:
+        """Return whether ``number`` pairs suffice, or the next, of ``needed_s``, comes too late."""
+        pairs = self._pairs_that_count
+        gain = self._gain(pairs)
+        if FINAL in self._failures or (
+            number >= USUAL_PAIRS and gain is not None and is_precise(gain)
+        ):
+            return True
+        has_least = pairs.count(FINAL) >= LEAST_PAIRS or number > LEAST_PAIRS
+        return has_least and needed_s > self.runs.time_budget.remaining_s
 
     def _run(self, name: str, trial: Trial, runner: WorkloadRunner) -> None:
         found = self.runs.run_once(trial, f"verifying: {name}", runner, _key(name, trial))
@@ -64,15 +78,26 @@ class FinalComparison:
         else:
             self._series.add(name, found)
 
-    def _gain(self, name: str) -> Interval | None:
-        noise = self.runs.series.noise().merge(self._series.noise())
-        return self._series.gain(ORIGINAL, name, noise)
+    @property
+    def _pairs_that_count(self) -> RunSeries:
+        """The runs of the original and of the settings, as which those of a good copy count."""
+        is_good = COPY not in self._failures and self._objection_to_copy() is None
+        return self._runs_of(FINAL, COPY) if is_good else self._runs_of(FINAL)
+
+    def _runs_of(self, *names: str) -> RunSeries:
+        """Return the runs of the original and those of ``names``, all of these as FINAL."""
+        found = [(what, time) for what, time in self._series.runs if what in (ORIGINAL, *names)]
+        return RunSeries([(ORIGINAL if what == ORIGINAL else FINAL, time) for what, time in found])
+
+    def _gain(self, series: RunSeries) -> Interval | None:
+        noise = self.runs.series.noise().merge(series.noise())
+        return series.gain(ORIGINAL, FINAL, noise)
 
     def _objection_to_copy(self) -> str | None:
         """Return how the edited copy differs from the final settings, or None."""
         if not self._series.count(COPY):
             return None
-        objection, gain = self.runs.objection(COPY, self.kept), self._gain(COPY)
+        objection, gain = self.runs.objection(COPY, self.kept), self._gain(self._runs_of(COPY))
         if objection is None and (gain is None or gain.low is None or gain.low <= 1):
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
             objection = f"it is not faster than the original ({found})"

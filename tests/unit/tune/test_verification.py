@@ -1,0 +1,107 @@
+"""The verification of ``nfold tune``: which runs it makes, and which of them count."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from explaining import Memory, script_runner, target
+from nfold.core.plan import Plan
+from nfold.engines.simulated import Scenario
+from nfold.explain.design import Trial
+from nfold.explain.experiment import TimeBudget
+from nfold.explain.trials import WorkloadRunner
+from nfold.launch.launch_spec import StopRequest
+from nfold.tune.remedies import Remedy
+from nfold.tune.result import EditedCopy, Verification
+from nfold.tune.runs.fresh_runs import FreshRuns, TuneEvents
+from nfold.tune.runs.verification import FinalComparison
+
+KEPT = (Remedy(name="channels_last", value=True),)
+FAILURE = "crashed: an error of the copy"
+
+
+class TimedRuns(FreshRuns):
+    """Runs of a second each, whose milliseconds are known by what runs; None: it fails."""
+
+    ms: dict[str, float | None]
+    order: list[str]
+
+    def run_once(
+        self, trial: Trial, label: str, runner: WorkloadRunner | None = None, key: object = None
+    ) -> float | None:
+        what = label.removeprefix("verifying: ")
+        self.order.append(what)
+        self._last_seconds[key or trial] = 1.0
+        found = self.ms[what]
+        if found is None:
+            self.failures[trial] = FAILURE
+            return None
+        return found * random.Random(len(self.order)).gauss(1.0, 0.002)
+
+
+def verify(
+    seconds: float, *, with_copy: bool = True, **ms: float | None
+) -> tuple[Verification, list[str]]:
+    """Return the verification within so many seconds, and what ran."""
+    costs = Scenario(compute_ms_per_sample=1.0)
+    runner = target(costs, Memory(), script_runner(costs))
+    order: list[str] = []
+    budget = TimeBudget(seconds, now=lambda: float(len(order)))
+    arguments: dict[str, Any] = {
+        "original": Trial(plan=Plan(batch=10)),
+        "reserved_s": lambda: 0.0,
+        "events": TuneEvents(),
+    }
+    runs = TimedRuns(runner, budget, **arguments)
+    runs.ms, runs.order = ms, order
+    copy = EditedCopy(sources=(("train.py", "copy.py"),)) if with_copy else None
+    copy_runner = runner if with_copy else None
+    return FinalComparison(runs, KEPT, StopRequest(), copy, copy_runner).verify(), order
+
+
+def test_runs_of_a_good_copy_count_for_the_gain() -> None:
+    found, order = verify(3.0, original=20.0, final=10.0, copy=10.0)
+    assert order == ["final", "original", "original", "copy"]
+    assert found.pairs == 2
+    assert found.copy_objection is None
+    assert found.holds
+    assert found.gain is not None
+    assert found.gain.value == pytest.approx(2, rel=0.02)
+    assert found.final_ms == pytest.approx(100, rel=0.02)
+
+
+def test_a_copy_that_is_not_faster_does_not_count() -> None:
+    found, order = verify(3.0, original=20.0, final=10.0, copy=20.0)
+    assert order.count("final") == found.pairs == 2
+    assert found.copy_objection is not None
+    assert found.copy_objection.startswith("it is not faster than the original (")
+    assert found.holds
+    assert found.gain is not None
+    assert found.gain.value == pytest.approx(2, rel=0.02)
+
+
+def test_a_copy_that_fails_does_not_run_again() -> None:
+    found, order = verify(100.0, original=20.0, final=10.0, copy=None)
+    assert order.count("copy") == 1
+    assert found.copy_objection == FAILURE
+    assert found.holds
+    assert found.objection is None
+
+
+def test_settings_that_fail_do_not_run_again() -> None:
+    found, order = verify(100.0, original=20.0, final=None, copy=10.0)
+    assert order.count("final") == 1
+    assert found.objection == FAILURE
+    assert not found.holds
+
+
+def test_a_precise_gain_ends_the_pairs() -> None:
+    found, order = verify(100.0, with_copy=False, original=20.0, final=10.0)
+    assert len(order) < 12
+    assert found.pairs == order.count("final") >= 3
+    assert found.gain is not None
+    assert found.gain.low is not None
+    assert found.gain.low > 1.9
