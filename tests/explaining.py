@@ -16,8 +16,9 @@ from nfold.engines.base import Observer, Task
 from nfold.engines.simulated import Scenario, Simulated
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, Trial
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import RunOptions
 from nfold.launch.verdict import rank_caveats

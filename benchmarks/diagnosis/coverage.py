@@ -31,7 +31,8 @@ from explaining import experiment_design, runner, target
 from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.time_budget import TimeBudget
 
 KINDS: dict[str, dict[str, float]] = {
     "normal": {},

@@ -36,8 +36,10 @@ from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.engines.base import get_framework
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
-from nfold.explain.experiment import Experiment, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.handoff import HandoffFolder

@@ -30,7 +30,8 @@ from nfold.core.machine import Machine
 from nfold.core.source_location import display_path
 from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.explain.design import ExperimentDesign
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch import workload_run
 from nfold.launch.launch_spec import AgentServer

@@ -21,8 +21,9 @@ from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial, prefetched_batches
-from nfold.explain.experiment import Experiment, TimeBudget
+from nfold.explain.experiment import Experiment
 from nfold.explain.result.budget import Budget
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.conversion.conversion_check import run_check

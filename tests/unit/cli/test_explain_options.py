@@ -18,7 +18,8 @@ from nfold.cli.explain_command import parse_seconds
 from nfold.core.errors import NfoldError, RunFailure, UsageError
 from nfold.core.script_profile import ScriptProfile
 from nfold.engines.simulated import Scenario
-from nfold.explain.experiment import Experiment, TimeBudget
+from nfold.explain.experiment import Experiment
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import TrialResults
 from nfold.sandbox.sandbox import WriteReport
 from nfold.store.store import Store

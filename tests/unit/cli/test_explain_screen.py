@@ -24,9 +24,11 @@ from nfold.core.stats import Interval
 from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import Previous, build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 from nfold.report.explanation import explanation_markdown
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

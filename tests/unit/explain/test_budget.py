@@ -14,9 +14,10 @@ from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.causes.collectives import BATCH_NORM, LATENCY
 from nfold.explain.design import Scaling, replicas
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, Budget, Finding
 from nfold.explain.result.view import build_view
+from nfold.explain.time_budget import TimeBudget
 
 BASE: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 

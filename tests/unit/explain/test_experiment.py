@@ -22,9 +22,10 @@ from nfold.explain.attribution import FindingBuilder, build_budget
 from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes import CAUSES_BY_ID
 from nfold.explain.design import ExperimentDesign, Trial, barrier_only, with_expandable_segments
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, AccountRow, BreakEvenBatch, Finding
 from nfold.explain.result.view import build_view
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import TrialResults, WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 

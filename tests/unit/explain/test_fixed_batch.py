@@ -14,8 +14,10 @@ from nfold.core.variant import Variant
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Scaling, Trial
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.planner import with_original_batch
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 
 PLACE = Plan(framework="simulated", device="cuda", devices=2, cores_per_device=8, steps=1)
 SEEN = ScriptProfile(

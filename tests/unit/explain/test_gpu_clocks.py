@@ -15,8 +15,8 @@ from nfold.explain.causes.work_division import IMBALANCE
 from nfold.explain.design import no_allreduce
 from nfold.explain.estimate.bootstrap import MetricView
 from nfold.explain.experiment import Experiment, ExperimentEvents
-from nfold.explain.experiment import TimeBudget as Seconds
 from nfold.explain.metrics import GpuClockRate, slow_clock_advice
+from nfold.explain.time_budget import TimeBudget as Seconds
 
 SCRIPT = Scenario(
     compute_ms_per_sample=0.1, samples_per_epoch=2000, straggler_ms=1.0, straggler_rank=1

@@ -17,8 +17,9 @@ from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.causes.input_pipeline import INPUT
 from nfold.explain.design import Trial, no_allreduce
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
+from nfold.explain.time_budget import TimeBudget
 from nfold.launch.launch_spec import RunOptions
 from nfold.launch.workload_run import run
 

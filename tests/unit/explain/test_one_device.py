@@ -19,10 +19,12 @@ from nfold.explain.cause_costs import Attribution
 from nfold.explain.causes.input_pipeline import INPUT
 from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.planner import required
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import TrialResults
 from nfold.report import explanation
 

@@ -14,8 +14,9 @@ from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.causes.cause import NOT_APPLICABLE_TO_OPERATIONS
 from nfold.explain.design import ExperimentDesign, replicas
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
+from nfold.explain.time_budget import TimeBudget
 
 COSTS: dict[str, Any] = {
     "compute_ms_per_sample": 0.1,

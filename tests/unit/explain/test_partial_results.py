@@ -15,7 +15,8 @@ from nfold.engines.simulated import Scenario
 from nfold.explain import planner
 from nfold.explain.attribution import build_budget
 from nfold.explain.design import ExperimentDesign, Trial, with_expandable_segments
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import TrialResults
 
 COSTS = Scenario(

@@ -16,9 +16,11 @@ from nfold.explain.attribution import build_budget
 from nfold.explain.causes.epoch_boundary import EPOCH_BOUNDARY
 from nfold.explain.design import ExperimentDesign
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget, Finding
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 
 COSTS: dict[str, Any] = {"compute_ms_per_sample": 0.1, "samples_per_epoch": 2000}
 PAUSE: dict[str, Any] = {"host_gap_ms": 40.0, "host_gap_every": 20, "host_gap_rank": 0}

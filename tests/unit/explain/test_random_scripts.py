@@ -24,9 +24,11 @@ from nfold.core.script_profile import (
 from nfold.engines.simulated import Scenario
 from nfold.explain.attribution import build_budget
 from nfold.explain.cause_costs import remaining_ms
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 
 COSTS = (
     "repeated_ms",

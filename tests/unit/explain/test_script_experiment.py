@@ -36,9 +36,11 @@ from nfold.explain.design import (
     with_expandable_segments,
 )
 from nfold.explain.estimate.bootstrap import MetricView
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import NOT_ENOUGH_TIME, BreakEvenBatch, Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import TrialResults
 from nfold.launch.training_checks import SAME_ORDER
 

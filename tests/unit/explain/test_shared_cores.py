@@ -16,9 +16,11 @@ from nfold.explain.attribution import build_budget
 from nfold.explain.causes.host_processes import THREADS
 from nfold.explain.causes.input_pipeline import INPUT
 from nfold.explain.design import ExperimentDesign
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
 from nfold.explain.result.budget import Budget
 from nfold.explain.result.view import build_view
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 
 DEVICES = Plan(framework="simulated", device="cpu", devices=2, cores_per_device=1, steps=1)
 RANK = ScriptProfile(

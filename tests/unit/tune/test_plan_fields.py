@@ -16,7 +16,8 @@ from nfold.core.workload import Workload
 from nfold.engines.base import get_framework
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import ExperimentDesign, Trial
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.interventions.registry import REGISTRY
 from nfold.launch.launch_spec import StopRequest

@@ -22,7 +22,9 @@ from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import ExperimentDesign, Trial
-from nfold.explain.experiment import Experiment, ExperimentEvents, TimeBudget, probe_script
+from nfold.explain.experiment import Experiment, ExperimentEvents
+from nfold.explain.script_probe import probe_script
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.launch.training_checks import AUGMENTED_COPIES

@@ -11,7 +11,7 @@ from explaining import Memory, script_runner, target
 from nfold.core.plan import Plan
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import Trial
-from nfold.explain.experiment import TimeBudget
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.remedies import Remedy

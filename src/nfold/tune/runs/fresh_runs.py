@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from nfold.core.measurement import Measurement
 from nfold.core.stats import Interval, median
 from nfold.explain.design import Trial
-from nfold.explain.experiment import TimeBudget
 from nfold.explain.result.budget import Budget
+from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.training_checks import TRAINING_KINDS
 from nfold.tune.remedies import CONVERTED_STRATEGY, Remedy, largest_change
