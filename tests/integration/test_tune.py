@@ -72,11 +72,13 @@ def test_an_edited_copy_runs_in_place_of_the_script_and_trains_the_same(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.slow(parts=16)
+@pytest.mark.timeout(600)
 def test_what_tune_keeps_can_be_applied_and_taken_back(tmp_path: Path) -> None:
     shutil.copy(SCRIPT, tmp_path / "train.py")
     original = (tmp_path / "train.py").read_bytes()
     nfold = [sys.executable, "-m", "nfold"]
-    command = [*nfold, "tune", "train.py", "--devices", "cpu:2", "--budget", "90s", "--json"]
+    command = [*nfold, "tune", "train.py", "--devices", "cpu:2", "--budget", "4m", "--json"]
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     result = json.loads(found.stdout)
     assert found.returncode == (0 if result["verified"] or not result["kept"] else 3)

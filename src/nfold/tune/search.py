@@ -318,8 +318,10 @@ class Search:
             self._note(remedy, "changes training", reason=found.objection)
         elif self._is_gain(found.gain):
             self._replace_values(remedy)
+            # In place of another value, its gain is that over neither.
+            gain = self._runs.gain(self._best, trial) or found.gain
             self.kept.append(remedy)
-            self._note(remedy, "kept", gain=found.gain)
+            self._note(remedy, "kept", gain=gain)
         else:
             self._note(remedy, "no gain", gain=found.gain)
 

@@ -283,6 +283,17 @@ def test_the_remedy_of_the_largest_cost_is_tried_before_others_together() -> Non
     assert gain.value == pytest.approx(5, rel=0.05)
 
 
+def test_the_gain_of_a_value_that_replaced_another_is_over_neither() -> None:
+    loader = dataclasses.replace(PROFILE.training_loader, num_workers=2)
+    profile = dataclasses.replace(PROFILE, loader=loader)
+    result = Simulation(scenario(load_ms_per_sample=1.0), profile=profile).tune(SHORT_S + 30.0)
+    (kept,) = (one for one in result.tried if one.outcome == "kept")
+    assert "replaced" in {one.outcome for one in result.tried}
+    assert kept.remedy.name == "workers"
+    assert kept.gain is not None
+    assert kept.gain.value == pytest.approx(5, rel=0.05)
+
+
 @pytest.mark.parametrize(("batches", "warm_up"), [(None, 40), (60, 61), (5000, 40)])
 def test_the_end_of_the_first_epoch_is_not_timed(batches: int | None, warm_up: int) -> None:
     """Code is compiled again for the last batch of an epoch."""
