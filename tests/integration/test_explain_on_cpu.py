@@ -39,7 +39,7 @@ def _explained(folder: Path, *command: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
-    told = ["--batch", "32", "--budget", "15s", "--strategy", strategy]
+    told = ["--batch", "32", "--budget", "30s", "--strategy", strategy]
     trees: dict[str, list[Variant]] = {}
     for _ in range(ATTEMPTS):
         found = _explained(tmp_path, "digits:samples=128", *told)

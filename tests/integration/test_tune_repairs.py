@@ -23,7 +23,7 @@ from nfold.tune.settings_file import TunedSettings
 pytestmark = [pytest.mark.integration, pytest.mark.slow(parts=64), pytest.mark.timeout(1200)]
 SCRIPTS = Path(__file__).parent / "scripts"
 BUDGET = "15m"
-SHORTER = {"RUN_S": 1.5, "EXPLAIN_FRACTION": 0.05, "AGAIN_FRACTION": 0.02}
+SHORTER = {"RUN_S": 1.5, "EXPLAIN_FRACTION": 0.15, "AGAIN_FRACTION": 0.02}
 USELESS = ("ddp_static_graph", "garbage_collection_frozen")  # for the healthy script
 
 # The fault, the remedy, and what the patch adds to the file.
