@@ -53,10 +53,25 @@ def _run(folder: HandoffFolder, launch: ProcessSpec, server: AgentServer) -> Tre
     return Supervisor(folder, launch, RunOptions(results=folder.path, agent_server=server)).run()
 
 
-def _waiting() -> list[psutil.Process]:
+def _all_waiting() -> list[psutil.Process]:
     """This process's children that start agents, and have no folder."""
     children = psutil.Process().children()
     return [child for child in children if child.cmdline()[-1:] == ["nfold.launch.agent"]]
+
+
+of_other_tests: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def _others() -> None:
+    """Tests before these may share a server that stays, see warm_runs."""
+    of_other_tests.clear()
+    of_other_tests.update(_all_waiting())
+
+
+def _waiting() -> list[psutil.Process]:
+    """Those of this test."""
+    return [child for child in _all_waiting() if child not in of_other_tests]
 
 
 def _the_one_that_waits() -> psutil.Process:
