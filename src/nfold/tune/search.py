@@ -47,7 +47,7 @@ SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
 MIN_STEPS, MAX_STEPS, MAX_WARM_UP = 20, 400, 40
 EXPLAIN_FRACTION, AGAIN_FRACTION = 0.3, 0.15  # of the time budget
-EXPLAIN_ROUNDS = 2  # an order of remedies needs no narrower intervals
+EXPLAIN_ROUNDS = 2  # of trials: to order the remedies, wide intervals suffice
 MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
 USUAL_TRIES, MAX_TRIES = 4, 8  # runs of one remedy; more than usual if it seems to gain
 RUNS_PER_REMEDY = 3  # with less time, remedies are first tried together
@@ -318,7 +318,7 @@ class Search:
             self._note(remedy, "changes training", reason=found.objection)
         elif self._is_gain(found.gain):
             self._replace_values(remedy)
-            # In place of another value, its gain is that over neither.
+            # If it replaced another value, its gain is over the settings without either.
             gain = self._runs.gain(self._best, trial) or found.gain
             self.kept.append(remedy)
             self._note(remedy, "kept", gain=gain)
@@ -335,7 +335,9 @@ class Search:
             if objection is not None:
                 return TrialComparison(objection=objection)
             gain = runs.gain(best, trial)
-            if self._is_decided(gain) or (gain is not None and _seems_useless(gain, number + 1)):
+            if gain is not None and (
+                self._is_decided(gain) or _seems_useless(gain, tries=number + 1)
+            ):
                 break
         return TrialComparison(gain=gain)
 

@@ -283,7 +283,7 @@ def test_the_remedy_of_the_largest_cost_is_tried_before_others_together() -> Non
     assert gain.value == pytest.approx(5, rel=0.05)
 
 
-def test_the_gain_of_a_value_that_replaced_another_is_over_neither() -> None:
+def test_the_gain_of_a_value_that_replaced_another_is_over_the_settings_without_either() -> None:
     loader = dataclasses.replace(PROFILE.training_loader, num_workers=2)
     profile = dataclasses.replace(PROFILE, loader=loader)
     result = Simulation(scenario(load_ms_per_sample=1.0), profile=profile).tune(SHORT_S + 30.0)

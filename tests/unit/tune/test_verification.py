@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ FAILURE = "crashed: an error of the copy"
 
 
 class TimedRuns(FreshRuns):
-    """Runs of a second each, whose milliseconds are known by what runs; None: it fails."""
+    """Runs of a second each. ``ms`` has the time of a sample by what runs, None if it fails."""
 
     ms: dict[str, float | None]
     order: list[str]
@@ -50,12 +49,8 @@ def verify(
     runner = target(costs, Memory(), script_runner(costs))
     order: list[str] = []
     budget = TimeBudget(seconds, now=lambda: float(len(order)))
-    arguments: dict[str, Any] = {
-        "original": Trial(plan=Plan(batch=10)),
-        "reserved_s": lambda: 0.0,
-        "events": TuneEvents(),
-    }
-    runs = TimedRuns(runner, budget, **arguments)
+    original = Trial(plan=Plan(batch=10))
+    runs = TimedRuns(runner, budget, TuneEvents(), original, reserved_s=lambda: 0.0)
     runs.ms, runs.order = ms, order
     copy = EditedCopy(sources=(("train.py", "copy.py"),)) if with_copy else None
     copy_runner = runner if with_copy else None

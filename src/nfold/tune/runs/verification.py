@@ -20,10 +20,10 @@ ORIGINAL, FINAL, COPY = "original", "final", "copy"
 
 @dataclass
 class FinalComparison:
-    """Pairs of runs: the original, and either the settings that are kept or an edited copy.
+    """Pairs of runs: the original, and in turn the settings that are kept and an edited copy.
 
-    The copy is to be as fast as the settings at run time: while it is faster than the original and
-    trains the same, runs of both count for one gain.
+    The copy has the same settings in its source. If it is faster than the original and trains the
+    same, its runs count for the gain as those of the settings do.
     """
 
     runs: FreshRuns
@@ -57,19 +57,19 @@ class FinalComparison:
             objection=self._failures.get(FINAL) or runs.objection(final, self.kept),
             pairs=pairs.count(FINAL),
             copy=self.copy,
-            copy_objection=self._failures.get(COPY) or self._objection_to_copy(),
+            copy_objection=self._objection_to_copy(),
         )
 
     def _is_enough(self, number: int, needed_s: float) -> bool:
         """Return whether ``number`` pairs suffice, or the next, of ``needed_s``, comes too late."""
+        if FINAL in self._failures:
+            return True
         pairs = self._pairs_that_count
         gain = self._gain(pairs)
-        if FINAL in self._failures or (
-            number >= USUAL_PAIRS and gain is not None and is_precise(gain)
-        ):
+        if number >= USUAL_PAIRS and gain is not None and is_precise(gain):
             return True
-        has_least = pairs.count(FINAL) >= LEAST_PAIRS or number > LEAST_PAIRS
-        return has_least and needed_s > self.runs.time_budget.remaining_s
+        is_late = needed_s > self.runs.time_budget.remaining_s
+        return is_late and pairs.count(FINAL) >= LEAST_PAIRS
 
     def _run(self, name: str, trial: Trial, runner: WorkloadRunner) -> None:
         found = self.runs.run_once(trial, f"verifying: {name}", runner, _key(name, trial))
@@ -80,12 +80,12 @@ class FinalComparison:
 
     @property
     def _pairs_that_count(self) -> RunSeries:
-        """The runs of the original and of the settings, as which those of a good copy count."""
-        is_good = COPY not in self._failures and self._objection_to_copy() is None
+        """The runs of the original, of the settings, and of the copy if nothing is wrong with it."""
+        is_good = self._objection_to_copy() is None
         return self._runs_of(FINAL, COPY) if is_good else self._runs_of(FINAL)
 
     def _runs_of(self, *names: str) -> RunSeries:
-        """Return the runs of the original and those of ``names``, all of these as FINAL."""
+        """Return the runs of the original, and those of ``names`` under the one name FINAL."""
         found = [(what, time) for what, time in self._series.runs if what in (ORIGINAL, *names)]
         return RunSeries([(ORIGINAL if what == ORIGINAL else FINAL, time) for what, time in found])
 
@@ -94,7 +94,9 @@ class FinalComparison:
         return series.gain(ORIGINAL, FINAL, noise)
 
     def _objection_to_copy(self) -> str | None:
-        """Return how the edited copy differs from the final settings, or None."""
+        """Return how the edited copy failed or differs from the final settings, or None."""
+        if COPY in self._failures:
+            return self._failures[COPY]
         if not self._series.count(COPY):
             return None
         objection, gain = self.runs.objection(COPY, self.kept), self._gain(self._runs_of(COPY))
