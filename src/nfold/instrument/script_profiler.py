@@ -373,6 +373,7 @@ class ScriptProfiler:
             precision=precision_of(self.trained_model.parameters, forwards.autocast),
             autocast=forwards.autocast,
             channels_last=forwards.channels_last,
+            draws_random_numbers=forwards.draws_random_numbers,
             model_calls_hooked=forwards.keeps_hooks,
             compiled=compiled_graphs() > 0,
             detects_anomalies=self._anomalies.enabled,

@@ -41,12 +41,12 @@ from nfold.tune.remedies import (
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
 from nfold.tune.runs.fresh_runs import MIN_GAIN, FreshRuns, TuneEvents
 from nfold.tune.runs.run_series import is_gain
-from nfold.tune.runs.verification import LEAST_PAIRS, FinalComparison
+from nfold.tune.runs.verification import LEAST_PAIRS, FinalComparison, pairs_to_confirm
 
 SEED = 1
 RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
 MIN_STEPS, MAX_STEPS, MAX_WARM_UP = 20, 400, 40
-EXPLAIN_FRACTION, AGAIN_FRACTION = 0.3, 0.15  # of the time budget
+EXPLAIN_FRACTION, AGAIN_FRACTION, VERIFY_FRACTION = 0.3, 0.15, 0.2  # of the time budget, at most
 EXPLAIN_ROUNDS = 2  # of trials: to order the remedies, wide intervals suffice
 MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
 USUAL_TRIES, MAX_TRIES = 4, 8  # runs of one remedy; more than usual if it seems to gain
@@ -108,6 +108,7 @@ class Search:
             original=self._original(design, budget.n_devices.step_ms.value / 1e3),
             reserved_s=lambda: self._verifying_s,
             author_caveats=frozenset(caveat.kind for caveat in design.probe_caveats),
+            draws_random_numbers=design.facts.draws_random_numbers,
         )
         for _ in range(2):
             runs.measure(runs.original)
@@ -456,9 +457,12 @@ class Search:
 
     @property
     def _verifying_s(self) -> float:
-        """Seconds that the verification needs at least."""
+        """Seconds that the verification needs: for two pairs, or as many as confirm what is kept."""
         runs = self._runs
-        return LEAST_PAIRS * (runs.seconds_of(runs.original) + runs.seconds_of(self._best))
+        gain = runs.gain(runs.original, self._best) if self.kept else None
+        pair_s = runs.seconds_of(runs.original) + runs.seconds_of(self._best)
+        usual_s = pairs_to_confirm(gain, runs.series.noise()) * pair_s
+        return max(LEAST_PAIRS * pair_s, min(usual_s, VERIFY_FRACTION * self.time_budget.budget_s))
 
     @property
     def _kept_after_conversion(self) -> list[Remedy]:

@@ -81,7 +81,7 @@ def test_merge_combines_interventions() -> None:
         (Variant(captured=True), {"devices": 2, "step": "captured"}, "already"),
         (Variant(devices=(1, 0)), {"devices": 4}, "not an order of 4 devices"),
         (Variant(broadcast_buffers=False), {"devices": 1}, "one device broadcasts"),
-        (Variant(find_unused_parameters=False), {"devices": 1}, "only DistributedDataParallel"),
+        (Variant(find_unused_parameters=False), {"devices": 1}, "exchanges no gradients"),
         (
             Variant(find_unused_parameters=False),
             {"devices": 2, "strategy": "dp"},

@@ -58,7 +58,7 @@ def test_a_wrapper_gets_the_arguments(variant: Variant, *, static: bool, limit: 
     ("workload", "changes", "expected"),
     [
         (SCRIPT, {"strategy": "dp"}, "only DistributedDataParallel"),
-        (SCRIPT, {"devices": 1, "strategy": "single"}, "only DistributedDataParallel"),
+        (SCRIPT, {"devices": 1, "strategy": "single"}, "exchanges no gradients"),
         (Workload(name="digits"), {}, "workloads"),
         (SCRIPT, {}, ""),
     ],

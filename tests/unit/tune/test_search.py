@@ -197,7 +197,39 @@ def test_workers_may_draw_other_random_numbers(digest: str, factor: float, expec
     tried = [one for one in result.tried if one.remedy.name == "workers"]
     assert {one.outcome for one in tried} & {"kept", "changes training"} == {expected}
     assert result.is_verified == (expected == "kept")
-    assert ("draws other random numbers" in result.losses) == (expected == "kept")
+    assert ("other random numbers" in result.losses) == (expected == "kept")
+
+
+@pytest.mark.parametrize(
+    ("draws", "factor", "expected"),
+    [
+        pytest.param(True, 1.1, "kept", id="other numbers for dropout"),
+        pytest.param(True, 1.4, "changes training", id="another mean loss"),
+        pytest.param(False, 1.1, "changes training", id="no numbers are drawn"),
+    ],
+)
+def test_a_compiled_model_may_draw_other_numbers_for_dropout(
+    *, draws: bool, factor: float, expected: str
+) -> None:
+    def sabotage(found: Measurement, variant: Variant) -> Measurement:
+        ranks = (
+            dataclasses.replace(
+                rank,
+                sample_hashes=((100, "a"),),
+                losses=tuple(
+                    (s, (factor if variant.compiled and s % 2 else 1.0) / s) for s in range(1, 21)
+                ),
+            )
+            for rank in found.ranks
+        )
+        found = dataclasses.replace(found, ranks=tuple(ranks))
+        return scaled(found, 0.5) if variant.compiled else found
+
+    profile = dataclasses.replace(PROFILE, draws_random_numbers=draws)
+    result = Simulation(scenario(), sabotage, profile=profile).tune()
+    tried = [one for one in result.tried if one.remedy.name == "compiled"]
+    assert {one.outcome for one in tried} & {"kept", "changes training"} == {expected}
+    assert ("other random numbers" in result.losses) == (expected == "kept")
 
 
 def test_a_remedy_that_crashes_on_one_rank_is_not_kept() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from explaining import Memory, script_runner, target
 from nfold.core.plan import Plan
+from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import Trial
 from nfold.explain.time_budget import TimeBudget
@@ -16,7 +17,13 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import EditedCopy, Verification
 from nfold.tune.runs.fresh_runs import FreshRuns, TuneEvents
-from nfold.tune.runs.verification import FinalComparison
+from nfold.tune.runs.run_series import NoisePool
+from nfold.tune.runs.verification import (
+    LEAST_PAIRS,
+    MAX_PAIRS,
+    FinalComparison,
+    pairs_to_confirm,
+)
 
 KEPT = (Remedy(name="channels_last", value=True),)
 FAILURE = "crashed: an error of the copy"
@@ -100,3 +107,20 @@ def test_a_precise_gain_ends_the_pairs() -> None:
     assert found.gain is not None
     assert found.gain.low is not None
     assert found.gain.low > 1.9
+
+
+@pytest.mark.parametrize(
+    ("gain", "noise", "expected"),
+    [
+        pytest.param(1.24, 0.003, LEAST_PAIRS, id="quiet"),
+        pytest.param(3.0, 0.08, LEAST_PAIRS, id="large"),
+        pytest.param(1.24, 0.08, 5, id="noisy"),
+        pytest.param(1.05, 0.08, MAX_PAIRS, id="hidden by the noise"),
+        pytest.param(0.9, 0.08, LEAST_PAIRS, id="no gain"),
+    ],
+)
+def test_the_pairs_that_a_gain_needs_depend_on_the_noise(
+    gain: float, noise: float, expected: int
+) -> None:
+    pool = NoisePool(squares=20 * noise**2, degrees_of_freedom=20)
+    assert pairs_to_confirm(Interval(gain), pool) == expected

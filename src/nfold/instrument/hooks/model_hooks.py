@@ -77,6 +77,8 @@ class ForwardObserver(ModuleCallHooks):
         self.model: Any = None
         self.autocast: str | None = None
         self.channels_last = False
+        self.draws_random_numbers = False
+        self._random_states: list[Tensor] = []  # before the call of an outermost module
         self._samples: Counter[int] = Counter()
         self._depth = 0
         self._keyword_models: set[int] = set()
@@ -127,6 +129,7 @@ class ForwardObserver(ModuleCallHooks):
             self.model = self._outermost[id(module)] = module
             self._on_outermost(module)
             self._on_forward()
+            self._random_states = [] if self.draws_random_numbers else random_states()
             samples = sample_count(args)
             self._count_samples(module, args, samples)
             if not samples and id(module) not in self._keyword_models:
@@ -146,8 +149,13 @@ class ForwardObserver(ModuleCallHooks):
             self._on_model_input(inputs)
 
     def _after_call(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._depth = max(0, self._depth - 1)
+        if torch.compiler.is_compiling():
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and self._random_states:
+            before, self._random_states = self._random_states, []
+            pairs = zip(before, random_states(), strict=False)
+            self.draws_random_numbers = any(not torch.equal(*pair) for pair in pairs)
 
     def _record_precision(self, args: Any) -> None:
         first = next(iter_tensors(args), None)
@@ -168,6 +176,18 @@ def notify_forward(module: nn.Module, _args: Any) -> None:
     if torch.is_grad_enabled() and _any_in_training_mode(module):
         for listener in FORWARD_LISTENERS:
             listener()
+
+
+def random_states() -> list[Tensor]:
+    """Return the states of the random generators of the host and of the current GPU.
+
+    None while a CUDA graph is recorded: PyTorch forbids to read them.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return [torch.get_rng_state()]
+    if torch.cuda.is_current_stream_capturing():
+        return []
+    return [torch.get_rng_state(), torch.cuda.get_rng_state()]
 
 
 def is_training(module: nn.Module) -> bool:

@@ -17,6 +17,8 @@ class DdpRemedy(Intervention[T]):
     needed_in_run = "DistributedDataParallel"
 
     def refusal(self, value: T, plan: Plan) -> str | None:
-        if plan.devices == 1 or plan.strategy != "ddp":
+        if plan.devices == 1:
+            return "on one device, DistributedDataParallel exchanges no gradients"
+        if plan.strategy != "ddp":
             return "only DistributedDataParallel has it"
         return None

@@ -46,8 +46,9 @@ class FreshRuns:
 
     ``original`` is the trial without remedies. Trials with the strategy of a conversion are run by
     ``converted_runner``, others by ``runner``. A run that ends with a warning of wrong training has
-    failed, unless the original has the same: its kinds are ``author_caveats``. A run gets more than
-    the usual time limit only from what ``reserved_s``, the seconds for the verification, leaves.
+    failed, unless the original has the same: its kinds are ``author_caveats``.
+    ``draws_random_numbers``: the model does, as for dropout. A run gets more than the usual time
+    limit only from what ``reserved_s``, the seconds for the verification, leaves.
     """
 
     runner: WorkloadRunner
@@ -56,6 +57,7 @@ class FreshRuns:
     original: Trial
     reserved_s: Callable[[], float]
     author_caveats: frozenset[str] = frozenset()
+    draws_random_numbers: bool = False
     converted_runner: WorkloadRunner | None = None
     failures: dict[Trial, str] = field(default_factory=dict)
     series: RunSeries = field(default_factory=RunSeries)
@@ -148,13 +150,17 @@ class FreshRuns:
         )
 
     def _has_other_draws(self, key: object, remedies: Collection[Remedy]) -> bool:
-        """Return whether a run has the samples of the original, but other numbers drawn for them.
+        """Return whether a run has the samples of the original, but other random numbers.
 
-        A data set that augments its samples draws the numbers in the loader's workers.
+        A data set that augments its samples draws them in the loader's workers. A model draws them
+        for dropout: compiled, or in another memory layout, it draws others.
         """
         samples = self._samples.get(key)
-        is_same = samples is not None and samples == self._samples.get(self.base)
-        return is_same and any(one.has_other_draws for one in remedies)
+        if samples is None or samples != self._samples.get(self.base):
+            return False
+        computes_otherwise = largest_change(remedies) == "rounding"
+        in_model = self.draws_random_numbers and computes_otherwise
+        return in_model or any(one.has_other_draws for one in remedies)
 
     def loss_summary(self, final: Trial, kept: Sequence[Remedy]) -> str:
         """Return how the losses of the original were compared with those of ``final``."""
@@ -167,8 +173,8 @@ class FreshRuns:
         differs = reference.objection(losses, largest_change(kept)) is not None
         if differs and self._has_other_draws(final, kept):
             return (
-                "the data set draws other random numbers in other loader workers: samples and "
-                "mean losses compared"
+                "other random numbers are drawn, as for dropout or augmentation: samples and mean "
+                "losses compared"
             )
         return f"first {len(reference.runs[0])} losses compared"
 

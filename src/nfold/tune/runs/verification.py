@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -12,10 +13,20 @@ from nfold.launch.launch_spec import StopRequest
 from nfold.tune.remedies import Remedy, apply_all
 from nfold.tune.result import EditedCopy, Verification
 from nfold.tune.runs.fresh_runs import FreshRuns
-from nfold.tune.runs.run_series import RunSeries, is_precise
+from nfold.tune.runs.run_series import NoisePool, RunSeries, is_precise, t_quantile
 
 LEAST_PAIRS, USUAL_PAIRS, MAX_PAIRS = 2, 3, 6
+EXPECTED_PART = 0.5  # of a gain that the search found: fresh runs often show less
 ORIGINAL, FINAL, COPY = "original", "final", "copy"
+
+
+def pairs_to_confirm(gain: Interval | None, noise: NoisePool) -> int:
+    """Return how many pairs of runs confirm a gain in this noise, at most as many as are run."""
+    if gain is None or gain.value <= 1:
+        return LEAST_PAIRS
+    of_one_pair = t_quantile(noise.degrees_of_freedom) * math.sqrt(2) * noise.deviation
+    needed = (of_one_pair / (EXPECTED_PART * math.log(gain.value))) ** 2
+    return max(LEAST_PAIRS, min(MAX_PAIRS, math.ceil(needed)))
 
 
 @dataclass

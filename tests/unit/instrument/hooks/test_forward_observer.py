@@ -81,6 +81,17 @@ def test_autocast_and_layout_inside_a_model_are_recorded(forward: ForwardObserve
     assert (forward.autocast, forward.channels_last) == ("bf16", True)
 
 
+@pytest.mark.parametrize(("fraction", "draws"), [(0.5, True), (0.0, False)])
+def test_random_numbers_of_the_model_are_noticed(
+    forward: ForwardObserver, *, fraction: float, draws: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(fraction), nn.Linear(4, 2))
+    for _ in range(2):
+        torch.rand(5)  # outside the model
+        model(torch.ones(6, 3))
+    assert forward.draws_random_numbers == draws
+
+
 def test_only_training_outermost_modules_keep_hooks() -> None:
     """A copy of it, to keep the best one, has nothing that cannot be copied or saved."""
     told: list[int] = []
