@@ -108,7 +108,7 @@ INPUT_REMEDIES = (
     "augment",
 )
 COMMUNICATION_REMEDIES = (*REMEDIES_OF_CAUSES["link"], *REMEDIES_OF_CAUSES["synchronization"])
-PROMISING = 1.1  # what is expected to gain so much is first tried alone
+PROMISING = 1.1  # what may gain so much is first tried alone, and gets more runs
 # They help on some machines and harm on others: never tried together with others.
 MACHINE_DEPENDENT = (
     "threads",

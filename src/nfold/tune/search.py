@@ -30,6 +30,7 @@ from nfold.tune.conversion.conversion_check import run_check
 from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import (
     CONVERSION,
+    PROMISING,
     PlanCompletion,
     Remedy,
     apply_all,
@@ -478,5 +479,7 @@ class Search:
 
 def _seems_useless(gain: Interval, tries: int) -> bool:
     """Return whether to give up a remedy of an uncertain ``gain`` after so many tries."""
-    low = gain.low or 0.0
-    return (tries > 1 and gain.value <= 1) or (tries >= USUAL_TRIES and low <= MIN_GAIN)
+    is_clear = gain.low is not None and gain.low > MIN_GAIN
+    if tries >= USUAL_TRIES:
+        return not is_clear and gain.value < PROMISING
+    return tries > 1 and gain.value <= 1
