@@ -34,6 +34,7 @@ FAULTS = [
     ("tuned/collected.py", "garbage_collection_frozen", "gc.freeze()"),
     ("tuned/many_threads.py", "threads", "set_num_threads(1)"),
     ("tuned/large_buffers.py", "broadcast_buffers", "broadcast_buffers=False"),
+    ("tuned/exchanged_often.py", "exchange_each_micro_batch", ".require_backward_grad_sync = "),
 ]
 
 

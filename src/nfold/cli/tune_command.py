@@ -153,7 +153,7 @@ def keep_result(
     profile = result.profile
     assert profile is not None
     files: dict[str, str] = {}
-    if result.is_conversion:  # its plan is chosen by nfold.Run
+    if result.is_in_source_only:
         toml.unlink(missing_ok=True)
     else:
         write_settings(result, workload, machine, toml, profile)

@@ -83,6 +83,24 @@ class GuardStatement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeOnce:
+    """Exchange gradients only in the last backward of a step of several batches.
+
+    ``location`` is the step of the optimizer. The condition on which the loop makes it becomes
+    ``model.require_backward_grad_sync`` before each batch.
+    """
+
+    location: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddUpOnDevice:
+    """Add tensors up in a loop: ``total += loss.item()`` at ``location``. The sum is read after it."""
+
+    location: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SetVariable:
     """Set an environment variable of the command that starts the script."""
 
@@ -97,5 +115,7 @@ FileEdit = (
     | ReplaceExpression
     | RemoveStatement
     | GuardStatement
+    | ExchangeOnce
+    | AddUpOnDevice
 )
 SourceEdit = FileEdit | SetVariable

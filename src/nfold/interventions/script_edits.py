@@ -6,7 +6,7 @@ elsewhere. Each function returns None if there is no such line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nfold.core.source_edit import AddStatement, SetKeywords, SourceEdit, WrapExpression
@@ -78,6 +78,13 @@ def add_before_model(profile: Any, statement: str) -> tuple[SourceEdit, ...] | N
             )
             return (edit,)
     return None
+
+
+def edit_lines(
+    profile: Any, event: str, edit: Callable[..., SourceEdit]
+) -> tuple[SourceEdit, ...] | None:
+    """Make the same edit at all lines of an event."""
+    return tuple(edit(location=line) for line in _own_lines(profile, event)) or None
 
 
 def _imports(statement: str) -> tuple[str, ...]:

@@ -271,19 +271,29 @@ def _add_statement(
     index = statement_index(block, statement)
     if edit.place == "before" and index == 0 and _is_docstring(source, statement):
         raise RefusedEdit("it is a docstring, which must be first")
-    if shares_line(source, statement, block):
-        if len(added) != 1 or isinstance(added[0], COMPOUND) or "\n" in code:
-            raise RefusedEdit("it shares its line with other code")
-        if edit.place == "before":
-            rewrite.insert(source.start(statement), f"{code}; ".encode())
-        else:
-            rewrite.insert(source.end(statement), f"; {code}".encode())
+    if not shares_line(source, statement, block):
+        insert_statement(source, rewrite, statement, code, before=edit.place == "before")
+        return rewrite
+    if len(added) != 1 or isinstance(added[0], COMPOUND) or "\n" in code:
+        raise RefusedEdit("it shares its line with other code")
+    if edit.place == "before":
+        rewrite.insert(source.start(statement), f"{code}; ".encode())
     else:
-        _add_lines(source, rewrite, statement, code, edit.place == "before")
+        rewrite.insert(source.end(statement), f"; {code}".encode())
     changed = statement_block_copy(source, rewrite, statement)
     at = statement_index(changed, rewrite.copy_of(statement)) + (edit.place == "after")
     changed[at:at] = added
     return rewrite
+
+
+def insert_statement(
+    source: PythonSource, rewrite: SourceRewrite, statement: ast.stmt, code: str, *, before: bool
+) -> None:
+    """Add statements in lines of their own before or after one that shares its lines with no other."""
+    _add_lines(source, rewrite, statement, code, before)
+    changed = statement_block_copy(source, rewrite, statement)
+    at = statement_index(changed, rewrite.copy_of(statement)) + (not before)
+    changed[at:at] = ast.parse(code).body
 
 
 def _add_lines(

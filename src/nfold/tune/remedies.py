@@ -55,6 +55,7 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "epoch-boundary": ("loader_persistent_workers",),
     "first-epoch": ("workers",),
     "link": (
+        "exchange_each_micro_batch",
         "exchange",  # these three need a permission: who gives it has the largest gain first
         "gradient_compression",
         "batch",
@@ -64,6 +65,8 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
         "nccl_protocol",
     ),
     "synchronization": (
+        "exchange_each_micro_batch",
+        "host_syncs",
         "find_unused_parameters",
         "broadcast_buffers",
         "ddp_static_graph",
@@ -78,7 +81,9 @@ REMEDIES_OF_CAUSES: dict[str, tuple[str, ...]] = {
     "single-process": ("strategy",),
 }
 STANDARD = (
-    "anomaly_detection",  # these five are tried only where the script has what they change
+    "anomaly_detection",  # these seven are tried only where the script has what they change
+    "exchange_each_micro_batch",
+    "host_syncs",
     "activation_checkpointing",
     "restored_affinity",
     "find_unused_parameters",
@@ -167,6 +172,12 @@ class Remedy:
         return self._is_field and TUNABLE_FIELDS[self.name].draws
 
     @property
+    def is_in_source_only(self) -> bool:
+        """Return whether only an edit of the script keeps it, not ``nfold run --with``."""
+        known = self.name in REGISTRY and not self._is_field
+        return known and bool(REGISTRY[self.name].refused_in_runs)
+
+    @property
     def sets_loader(self) -> bool:
         """Return whether it sets an argument of the DataLoader that feeds the training."""
         if self.name == CONVERSION or self._is_field:
@@ -251,7 +262,8 @@ def groups_to_try(remedies: Iterable[Remedy]) -> list[list[Remedy]]:
     """
     found: dict[str, dict[str, Remedy]] = {}
     for remedy in remedies:
-        if remedy.name not in MACHINE_DEPENDENT and not remedy.permission:
+        alone = remedy.name in MACHINE_DEPENDENT or remedy.permission or remedy.is_in_source_only
+        if not alone:
             found.setdefault(remedy.works_on, {}).setdefault(remedy.name, remedy)
 
     def order(part: str) -> int:
@@ -302,7 +314,11 @@ def choose_remedies(
     actual = design.actual()
     if design.profile is not None:
         keepable = keepable_remedies()
-        found = [one for one in found if one.name in keepable or _is_possible(one, actual, refusal)]
+        found = [
+            one
+            for one in found
+            if one.name in keepable or one.is_in_source_only or _is_possible(one, actual, refusal)
+        ]
     else:
         needed = PlanCompletion(cores, allowed, refusal)
         found = [remedy for remedy in found if needed.complete(remedy, actual) is not None]

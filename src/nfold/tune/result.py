@@ -123,6 +123,11 @@ class TuneResult:
         return bool(self.kept) and self.verification.holds
 
     @property
+    def is_in_source_only(self) -> bool:
+        """Return whether only the edited script has all that is kept, not nfold.toml."""
+        return self.is_conversion or any(one.is_in_source_only for one in self.kept)
+
+    @property
     def is_conversion(self) -> bool:
         """Return whether the final settings are the script with nfold.Run on all devices."""
         return any(one.name == CONVERSION for one in self.kept)

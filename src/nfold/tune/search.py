@@ -212,8 +212,11 @@ class Search:
             remedies = [
                 one
                 for one in remedies
-                if one.name not in EXCLUDED_WITH_RUN and not (unused and one.sets_loader)
+                if one.name not in EXCLUDED_WITH_RUN
+                and not one.is_in_source_only
+                and not (unused and one.sets_loader)
             ]
+        remedies = self._with_edits(remedies, design)
         if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
             self._try_all([one for one in remedies[:1] if one.is_promising])
             decided = {one.remedy.name for one in self.tried}
@@ -236,8 +239,22 @@ class Search:
         # A batch was doubled as far as that helped.
         new = [o for o in more if (o.name, o.value) not in known and o.name != "batch"]
         original = self._runs.original
-        self._try_all([one for one in new if one.apply(original) != original])
+        new = [one for one in new if one.apply(original) != original]
+        self._try_all(self._with_edits(new, later))
         return left
+
+    def _with_edits(self, remedies: list[Remedy], design: ExperimentDesign) -> list[Remedy]:
+        """Return the remedies without those that only edits keep and that no edit of this script can."""
+        found = []
+        for one in remedies:
+            if one.is_in_source_only and design.profile is not None:
+                copy = self.edit_script((one,), design.profile, EditedCopy())
+                if one in copy.at_run_time:
+                    reason = "".join(copy.notes[:1]).removeprefix(f"{one.label}: ")
+                    self._note(one, "refused", reason=reason)
+                    continue
+            found.append(one)
+        return found
 
     def _runner_with_kept(self) -> WorkloadRunner:
         fields = {k: v for r in self.kept if r.is_plan_field for k, v in r.fields.items()}

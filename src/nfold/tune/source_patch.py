@@ -13,6 +13,8 @@ from pathlib import Path
 
 from nfold.core.source_edit import (
     AddStatement,
+    AddUpOnDevice,
+    ExchangeOnce,
     FileEdit,
     GuardStatement,
     RemoveStatement,
@@ -22,6 +24,7 @@ from nfold.core.source_edit import (
 )
 from nfold.tune.file_edits import edit_source
 from nfold.tune.keyword_arguments import CommandValue
+from nfold.tune.loop_edits import edit_loop
 from nfold.tune.python_source import (
     Position,
     PythonSource,
@@ -210,6 +213,8 @@ class _Session:
         made: SourceRewrite | tuple[CommandValue, ...]
         if isinstance(edit, ReplaceExpression | RemoveStatement | GuardStatement):
             made = edit_statement(file.source, position, edit)
+        elif isinstance(edit, ExchangeOnce | AddUpOnDevice):
+            made = edit_loop(file.source, position, edit)
         else:
             made = edit_source(file.source, position, edit)
         if isinstance(made, tuple):

@@ -115,6 +115,7 @@ def test_remedies_without_one_place_and_experiments_have_no_edits() -> None:
         "anomaly",
         "optimizer",
         "zeroed_gradients",
+        "host_sync",
         "run",
     )
     everywhere = dataclasses.replace(
@@ -122,7 +123,7 @@ def test_remedies_without_one_place_and_experiments_have_no_edits() -> None:
         optimizers=("SGD",),
         loader=DataLoaderProfile(created_at="train.py:9"),
     )
-    without = {"captured", "exchange_each_micro_batch", "synchronised_batch_norm", "autocast_bf16"}
+    without = {"captured", "synchronised_batch_norm", "autocast_bf16"}
     without |= {"restored_affinity", "activation_checkpointing"}
     values = {"compiled": "default", "threads": 2, "nccl_algorithm": "Ring", "nccl_protocol": "LL"}
     values["run_plan"] = (("precision", "bf16"),)

@@ -33,7 +33,7 @@ from nfold.tune.plan_fields import EXCLUDED_WITH_RUN
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult
 from nfold.tune.runs.fresh_runs import TuneEvents
-from nfold.tune.search import EXPLAIN_ROUNDS, Search
+from nfold.tune.search import EXPLAIN_ROUNDS, EditScript, Search
 from nfold.tune.source_patch import make_patch
 from nfold.tune.waterfall import kept_groups
 
@@ -78,6 +78,7 @@ class Simulation:
     ) -> None:
         self.seconds = 0.0
         self.profile = profile
+        self.edited: EditScript = lambda kept, profile, converted: EditedCopy()
         self.converted = converted or ConvertedScript(obstacle="train.py:7: a reason")
         self._usual, self._sabotage = script_runner(scenario), sabotage
         self.runner = target(scenario, Memory(), self._run)
@@ -111,7 +112,7 @@ class Simulation:
             events=TuneEvents(),
             stop=StopRequest(),
             cores=HOST.cores,
-            edit_script=lambda kept, profile, converted: EditedCopy(),
+            edit_script=self.edited,
             convert_script=lambda profile: self.converted,
             allowed=frozenset(allowed),
         )
@@ -230,6 +231,28 @@ def test_a_compiled_model_may_draw_other_numbers_for_dropout(
     tried = [one for one in result.tried if one.remedy.name == "compiled"]
     assert {one.outcome for one in tried} & {"kept", "changes training"} == {expected}
     assert ("other random numbers" in result.losses) == (expected == "kept")
+
+
+@pytest.mark.parametrize("can_be_edited", [True, False])
+def test_what_only_an_edit_keeps_is_tried_if_the_script_can_be_edited(
+    *, can_be_edited: bool
+) -> None:
+    profile = dataclasses.replace(PROFILE, accumulation=4, gradient_exchanges=4.0)
+    simulation = Simulation(scenario(repeated_ms=5.0), profile=profile)
+
+    def edit(kept: tuple[Remedy, ...], *_: Any) -> EditedCopy:
+        if can_be_edited:
+            return EditedCopy(sources=(("train.py", "edited/train.py"),))
+        return EditedCopy(at_run_time=kept, notes=(f"{kept[0].label}: train.py:9: a reason",))
+
+    simulation.edited = edit
+    result = simulation.tune()
+    (tried,) = [one for one in result.tried if one.remedy.name == "exchange_each_micro_batch"]
+    if can_be_edited:
+        assert tried.outcome == "kept"
+        assert result.is_in_source_only
+    else:
+        assert (tried.outcome, tried.reason) == ("refused", "train.py:9: a reason")
 
 
 def test_a_remedy_that_crashes_on_one_rank_is_not_kept() -> None:

@@ -49,7 +49,11 @@ class TimedRuns(FreshRuns):
 
 
 def verify(
-    seconds: float, *, with_copy: bool = True, **ms: float | None
+    seconds: float,
+    *,
+    with_copy: bool = True,
+    kept: tuple[Remedy, ...] = KEPT,
+    **ms: float | None,
 ) -> tuple[Verification, list[str]]:
     """Return the verification within so many seconds, and what ran."""
     costs = Scenario(compute_ms_per_sample=1.0)
@@ -61,7 +65,7 @@ def verify(
     runs.ms, runs.order = ms, order
     copy = EditedCopy(sources=(("train.py", "copy.py"),)) if with_copy else None
     copy_runner = runner if with_copy else None
-    return FinalComparison(runs, KEPT, StopRequest(), copy, copy_runner).verify(), order
+    return FinalComparison(runs, kept, StopRequest(), copy, copy_runner).verify(), order
 
 
 def test_runs_of_a_good_copy_count_for_the_gain() -> None:
@@ -79,7 +83,7 @@ def test_a_copy_that_is_not_faster_does_not_count() -> None:
     found, order = verify(3.0, original=20.0, final=10.0, copy=20.0)
     assert order.count("final") == found.pairs == 2
     assert found.copy_objection is not None
-    assert found.copy_objection.startswith("it is not faster than the original (")
+    assert found.copy_objection.startswith("it is not certainly faster than the original (")
     assert found.holds
     assert found.gain is not None
     assert found.gain.value == pytest.approx(2, rel=0.02)
@@ -91,6 +95,24 @@ def test_a_copy_that_fails_does_not_run_again() -> None:
     assert found.copy_objection == FAILURE
     assert found.holds
     assert found.objection is None
+
+
+@pytest.mark.parametrize(
+    ("copy", "with_copy", "expected"),
+    [
+        pytest.param(10.0, True, None, id="a good copy"),
+        pytest.param(20.0, True, "it is not certainly faster", id="a slow copy"),
+        pytest.param(None, True, FAILURE, id="a copy that fails"),
+        pytest.param(10.0, False, "it did not run", id="no copy"),
+    ],
+)
+def test_what_only_an_edit_keeps_needs_a_good_copy(
+    copy: float | None, *, with_copy: bool, expected: str | None
+) -> None:
+    kept = (Remedy(name="exchange_each_micro_batch", value=False),)
+    found, _ = verify(100.0, kept=kept, with_copy=with_copy, original=20.0, final=10.0, copy=copy)
+    assert found.holds == (expected is None)
+    assert (expected or "") in (found.objection or "")
 
 
 def test_settings_that_fail_do_not_run_again() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import ExchangeOnce, SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import edit_lines
 
 
 class MicroBatchExchange(Intervention[bool]):
@@ -18,6 +20,7 @@ class MicroBatchExchange(Intervention[bool]):
     numerics = "rounding"
     switchable = True
     refused_in_runs = "only the script knows which batch ends a step; next: add model.no_sync()"
+    by_hand = "all forwards and backwards but the last in model.no_sync()"
     applied_in = ("instrument/hooks/distributed_hooks.py",)
 
     def refusal(self, value: bool, plan: Plan) -> str | None:
@@ -26,3 +29,8 @@ class MicroBatchExchange(Intervention[bool]):
 
     def is_useful(self, profile: Any) -> bool:
         return bool(profile.gradient_exchanges > 1)
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        if profile.trainer:
+            return None
+        return edit_lines(profile, "step", ExchangeOnce)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nfold.core.plan import Plan
+from nfold.core.source_edit import AddUpOnDevice, SourceEdit
 from nfold.interventions.intervention import Intervention
+from nfold.interventions.script_edits import edit_lines
 
 
 class HostSyncs(Intervention[bool]):
@@ -16,7 +18,12 @@ class HostSyncs(Intervention[bool]):
 
     default = True
     labels = {False: "no host reads"}
+    kind = "remedy"
+    numerics = "same"
     switchable = True
+    refused_in_runs = (
+        "a run cannot know when the script needs a value; next: read it every 50 steps"
+    )
     refused_in_workloads = "the host reads nothing from the device in a step"
     applied_in = ("instrument/hooks/runtime_hooks.py",)
 
@@ -27,6 +34,9 @@ class HostSyncs(Intervention[bool]):
 
     def is_useful(self, profile: Any) -> bool:
         return bool(profile.host_syncs > 0)
+
+    def source_edits(self, value: bool, profile: Any) -> tuple[SourceEdit, ...] | None:
+        return edit_lines(profile, "host_sync", AddUpOnDevice)
 
     def simulated_ms(self, value: bool, scenario: Any, devices: int) -> float:
         return float(scenario.host_syncs_ms) if value else 0.0

@@ -60,12 +60,17 @@ class FinalComparison:
                 break
             for name in pair[:: -1 if number % 2 else 1]:
                 self._run(name, *arms[name])
+        objection = self._failures.get(FINAL) or runs.objection(final, self.kept)
+        if objection is None and any(one.is_in_source_only for one in self.kept):
+            not_run = None if self._series.count(COPY) else "it did not run"
+            found = self._objection_to_copy() or not_run
+            objection = found and f"the edited copy of the script: {found}"
         pairs, batch = self._pairs_that_count, original.plan.batch or 1
         return Verification(
             gain=self._gain(pairs),
             original_ms=pairs.step_ms(ORIGINAL, batch),
             final_ms=pairs.step_ms(FINAL, batch),
-            objection=self._failures.get(FINAL) or runs.objection(final, self.kept),
+            objection=objection,
             pairs=pairs.count(FINAL),
             copy=self.copy,
             copy_objection=self._objection_to_copy(),
@@ -113,7 +118,7 @@ class FinalComparison:
         objection, gain = self.runs.objection(COPY, self.kept), self._gain(self._runs_of(COPY))
         if objection is None and (gain is None or gain.low is None or gain.low <= 1):
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
-            objection = f"it is not faster than the original ({found})"
+            objection = f"it is not certainly faster than the original ({found})"
         return objection
 
 
