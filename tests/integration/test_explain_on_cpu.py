@@ -39,7 +39,7 @@ def _explained(folder: Path, *command: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "nfold"])
 def test_two_cpu_devices_are_explained(tmp_path: Path, strategy: str) -> None:
-    told = ["--batch", "32", "--budget", "30s", "--strategy", strategy]
+    told = ["--batch", "32", "--budget", "60s", "--strategy", strategy]
     trees: dict[str, list[Variant]] = {}
     for _ in range(ATTEMPTS):
         found = _explained(tmp_path, "digits:samples=128", *told)
@@ -77,7 +77,7 @@ def _exchanges(variants: list[Variant]) -> set[str]:
 def test_an_operation_is_explained_by_its_calls(tmp_path: Path) -> None:
     known: set[str] = set()
     for _ in range(ATTEMPTS):
-        found = _explained(tmp_path, "conv2d:copy_only=1", "--batch", "64", "--budget", "30s")
+        found = _explained(tmp_path, "conv2d:copy_only=1", "--batch", "64", "--budget", "60s")
         known = {row["cause"] for row in found["budget"]}
         if len(known) == 2:
             break
