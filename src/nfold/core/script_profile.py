@@ -205,7 +205,7 @@ class ScriptProfile:
             ``fetch_lines`` are the lines that took most of their time, in a probe run.
         cached_input_fraction: of the time of a sample, what a data set saves at a second access
             because it keeps the sample; 0 if it does not.
-        draws_random_numbers: the model does in its forward pass, as for dropout.
+        draws_random_numbers: whether the model draws some in its forward pass, as for dropout.
         alloc_retries: per step after the warm-up, how often the allocator of a GPU was out of memory
             and freed its cache.
         child_processes: without workers of loaders.

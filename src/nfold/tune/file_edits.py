@@ -280,9 +280,7 @@ def _add_statement(
         rewrite.insert(source.start(statement), f"{code}; ".encode())
     else:
         rewrite.insert(source.end(statement), f"; {code}".encode())
-    changed = statement_block_copy(source, rewrite, statement)
-    at = statement_index(changed, rewrite.copy_of(statement)) + (edit.place == "after")
-    changed[at:at] = added
+    _insert_in_tree(source, rewrite, statement, added, edit.place == "before")
     return rewrite
 
 
@@ -291,9 +289,19 @@ def insert_statement(
 ) -> None:
     """Add statements in lines of their own before or after one that shares its lines with no other."""
     _add_lines(source, rewrite, statement, code, before)
+    _insert_in_tree(source, rewrite, statement, ast.parse(code).body, before)
+
+
+def _insert_in_tree(
+    source: PythonSource,
+    rewrite: SourceRewrite,
+    statement: ast.stmt,
+    added: list[ast.stmt],
+    before: bool,
+) -> None:
     changed = statement_block_copy(source, rewrite, statement)
     at = statement_index(changed, rewrite.copy_of(statement)) + (not before)
-    changed[at:at] = ast.parse(code).body
+    changed[at:at] = added
 
 
 def _add_lines(

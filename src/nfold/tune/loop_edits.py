@@ -18,13 +18,13 @@ from nfold.tune.python_source import (
     Position,
     PythonSource,
     RefusedEdit,
+    Scope,
     SourceRewrite,
     last_name,
     parse_expression,
 )
 
 Loop = ast.For | ast.While
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 GATE = "require_backward_grad_sync"  # of DistributedDataParallel; no_sync() sets it too
 
 
@@ -73,11 +73,11 @@ def _exchange_once(source: PythonSource, step: ast.stmt) -> SourceRewrite:
 
 def _accumulation(source: PythonSource, step: ast.stmt) -> tuple[Loop, str]:
     """Return the loop over the batches, and on which condition a batch is the last of a step."""
-    around = list(source.ancestors(step))
-    branch = next((one for one in around if isinstance(one, ast.If | Loop | Function)), None)
-    if isinstance(branch, ast.If) and _is_in(step, branch.body, source):
-        outer = around[around.index(branch) + 1 :]
-        loop = next((one for one in outer if not isinstance(one, ast.With)), None)
+    path = [step, *source.ancestors(step)]
+    at = next(i for i, one in enumerate(path) if i and isinstance(one, ast.If | Loop | Scope))
+    branch, inside = path[at], path[at - 1]
+    if isinstance(branch, ast.If) and inside in branch.body:
+        loop = next(one for one in path[at + 1 :] if not isinstance(one, ast.With))
         if isinstance(loop, Loop):
             return loop, source.code(branch.test)
     block = statement_block(source, step)
@@ -118,7 +118,7 @@ def _add_up_on_device(source: PythonSource, statement: ast.stmt) -> SourceRewrit
     if len(reads) != 1 or reads[0].args or reads[0].keywords:
         raise RefusedEdit("it has no one .item()")
     around = source.ancestors(statement)
-    loop = next((one for one in around if isinstance(one, Loop | Function)), None)
+    loop = next(one for one in around if isinstance(one, Loop | Scope))
     if not isinstance(loop, Loop):
         raise RefusedEdit("it is in no loop")
     others = [one for one in _names([loop]) if one.id == total and one is not statement.target]
@@ -135,10 +135,6 @@ def _add_up_on_device(source: PythonSource, statement: ast.stmt) -> SourceRewrit
     text = f'{total} = {total}.item() if hasattr({total}, "item") else {total}'
     insert_statement(source, rewrite, loop, text, before=False)
     return rewrite
-
-
-def _is_in(statement: ast.stmt, block: list[ast.stmt], source: PythonSource) -> bool:
-    return any(one is statement or one in source.ancestors(statement) for one in block)
 
 
 def _called(node: ast.expr) -> ast.expr:

@@ -181,7 +181,7 @@ def notify_forward(module: nn.Module, _args: Any) -> None:
 def random_states() -> list[Tensor]:
     """Return the states of the random generators of the host and of the current GPU.
 
-    None while a CUDA graph is recorded: PyTorch forbids to read them.
+    The list is empty while a CUDA graph is recorded: PyTorch forbids to read them.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return [torch.get_rng_state()]

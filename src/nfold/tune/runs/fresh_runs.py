@@ -47,7 +47,7 @@ class FreshRuns:
     ``original`` is the trial without remedies. Trials with the strategy of a conversion are run by
     ``converted_runner``, others by ``runner``. A run that ends with a warning of wrong training has
     failed, unless the original has the same: its kinds are ``author_caveats``.
-    ``draws_random_numbers``: the model does, as for dropout. A run gets more than the usual time
+    ``draws_random_numbers``: whether the model draws some, as for dropout. A run gets more than the usual time
     limit only from what ``reserved_s``, the seconds for the verification, leaves.
     """
 
