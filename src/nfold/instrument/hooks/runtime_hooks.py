@@ -202,9 +202,9 @@ PASS_THROUGH_MODULES = ("torch._tensor", __name__)
 class HostReads:
     """Replaces host reads: after the warm-up each line of code gets the value that it read last.
 
-    Reads by PyTorch itself stay real: GradScaler decides by one whether to step.
-    ``torch.cuda.synchronize()`` does nothing. An integer may be a size: its value is remembered for
-    each replayed batch (``batch_index``).
+    Reads by PyTorch and nfold stay real: GradScaler decides by one whether to step, and nfold compares
+    losses. ``torch.cuda.synchronize()`` does nothing. An integer may be a size: its value is
+    remembered for each replayed batch (``batch_index``).
     """
 
     def __init__(
@@ -256,10 +256,12 @@ class HostReads:
 
 
 def reading_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame outside the pass-through modules, None if PyTorch reads."""
+    """Return the innermost frame outside the pass-through modules; None if PyTorch or nfold reads."""
     while frame is not None and _module_name(frame) in PASS_THROUGH_MODULES:
         frame = frame.f_back
-    return None if frame is None or _module_name(frame).startswith("torch.") else frame
+    if frame is None or is_nfold_frame(frame) or _module_name(frame).startswith("torch."):
+        return None
+    return frame
 
 
 def is_nfold_frame(frame: FrameType) -> bool:

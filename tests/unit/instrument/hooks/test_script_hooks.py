@@ -43,6 +43,7 @@ from nfold.instrument.hooks.runtime_hooks import (
     is_nfold_frame,
     reading_frame,
 )
+from nfold.instrument.loss_log import LossLog
 from nfold.instrument.rank_environment import (
     SINGLE_RANK_PORTS,
     TORCHRUN_VARIABLES,
@@ -244,6 +245,31 @@ def test_integer_reads_are_kept_per_batch() -> None:
         patches.undo()
 
 
+class OnDevice(torch.Tensor):
+    """A tensor of the host that says that it is on another device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+
+def test_losses_are_compared_by_real_reads() -> None:
+    patches, losses = Patches(), LossLog()
+    unwaited = HostReads(ActiveVariant(script_task(WITHOUT_WAITING)))
+    unwaited.install(patches)
+    try:
+        unwaited.end_warm_up()
+        read = []
+        for step in range(3):
+            loss = torch.tensor(0.5**step).as_subclass(OnDevice)
+            losses.add(step, loss)
+            read.append(float(loss))
+        assert read == [1.0, 1.0, 1.0]
+        assert losses.means() == ((1, 1.0), (2, 0.5), (3, 0.25))
+    finally:
+        patches.undo()
+
+
 def test_repeated_read_returns_a_new_list() -> None:
     unwaited, tensor = HostReads(ActiveVariant(script_task(WITHOUT_WAITING))), torch.ones(2)
     unwaited.end_warm_up()
@@ -269,6 +295,7 @@ def test_reading_frame_depends_on_the_module() -> None:
     assert found is not None
     assert found.f_globals["__name__"] == __name__
     assert reading_frame(_frame_in("torch.amp.grad_scaler")) is None
+    assert reading_frame(_frame_in("nfold.instrument.loss_log")) is None
     assert is_nfold_frame(_frame_in("nfold.engines.torch.devices"))
     assert not is_nfold_frame(own)
 
