@@ -131,7 +131,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(LIMIT_S)
 def test_marked_commands_run(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_marked_commands_run(tmp_path: Path) -> None:
     assert (tmp_path / "nfold-results" / "nfold.db").exists()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(LIMIT_S)
 def test_the_first_snippet_has_the_same_accuracy_on_one_and_two_devices(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_few_lines_differ_as_the_table_says(name: str) -> None:
     assert "nfold" not in "\n".join(lines(name, "before"))
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", NAMES)
@@ -117,7 +117,7 @@ def test_two_devices_train_as_one(
     assert two == pytest.approx(one, rel=0.5 if name == "resnet" else 1e-3)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", OWN_WORKLOADS)

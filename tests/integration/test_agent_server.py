@@ -100,7 +100,7 @@ def test_all_runs_after_the_first_begin_in_the_process_that_waits(
     assert not waiting.is_running()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None:
     with closing(AgentServer()) as server:
         assert _run(folder, _launch(folder), server).exit_code == 0
@@ -109,7 +109,7 @@ def test_a_rank_s_failure_is_told_as_by_any_agent(folder: HandoffFolder) -> None
     assert "exitcode" in folder.agent_log.read_text()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> None:
     with closing(AgentServer()) as server:
         assert _run(folder, _launch(folder), server).exit_code == 0
@@ -120,7 +120,7 @@ def test_a_process_that_somebody_ended_is_replaced(folder: HandoffFolder) -> Non
         assert _the_one_that_waits() != waiting
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_process_whose_imports_forbid_forks_is_replaced_only_a_few_times(
     folder: HandoffFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +161,7 @@ with adopt_orphans():
 """
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_an_agent_is_adopted_and_ends_with_the_process_that_asked_for_it(
     folder: HandoffFolder,
 ) -> None:
@@ -175,7 +175,7 @@ def test_an_agent_is_adopted_and_ends_with_the_process_that_asked_for_it(
     agent.wait(timeout=60)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_where_nobody_adopts_orphans_every_run_has_an_agent_of_its_own(
     folder: HandoffFolder,
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_request_to_stop_ends_the_wait_for_imports(folder: HandoffFolder) -> N
         assert not waiting.is_running()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_run_whose_agent_may_not_wait_starts_none(folder: HandoffFolder) -> None:
     with closing(AgentServer()) as server:
         launch = _launch(folder)

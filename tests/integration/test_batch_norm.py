@@ -14,7 +14,7 @@ from integration.scripts.synchronised import COUNTS, LAYERS, layers, losses, sam
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow("batch norm", parts=3),
+    pytest.mark.slow("batch norm", parts=6),
     pytest.mark.timeout(300),
 ]
 

@@ -89,7 +89,7 @@ def _bench_json(results: Path, *arguments: str) -> dict[str, object]:
     return document
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_sigkill_of_nfold_leaves_nothing_running_and_a_rerun_finishes_the_rest(
     started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_sigkill_of_nfold_leaves_nothing_running_and_a_rerun_finishes_the_rest(
     assert document["comparisons"]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -140,7 +140,7 @@ def test_a_second_interrupt_stops_at_once(
     assert _all_gone(tree)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_attached_to_a_job_that_torchrun_started(tmp_path: Path) -> None:
     """Two ranks, one nfold each: one measurement, one table, launched by somebody else.
 

@@ -16,7 +16,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow("conv2d in other frameworks", parts=3),
+    pytest.mark.slow("conv2d in other frameworks", parts=6),
     pytest.mark.timeout(300),
 ]
 CHILD = Path(__file__).parent / "scripts" / "conv2d_child.py"

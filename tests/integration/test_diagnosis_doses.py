@@ -8,7 +8,7 @@ from planted_target import Planted
 from targets import Script
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("shared_data")

@@ -60,7 +60,7 @@ def with_a_slow_rank(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_the_slow_rank_of_a_script_is_named_first(tmp_path: Path) -> None:
     assert "last.pt" in str(with_a_slow_rank(tmp_path, "uneven_ranks.py")["warnings"])
 

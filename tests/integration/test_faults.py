@@ -88,7 +88,7 @@ def test_a_killed_rank_is_named_and_the_others_are_stopped(
     assert _gone(injector.pids)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_killed_agent_takes_its_ranks_with_it(host: Machine, tmp_path: Path) -> None:
     def kill_agent(folder: HandoffFolder) -> None:
         os.kill(psutil.Process(_pid(folder, 0)).ppid(), signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_failing_rank_is_the_root_cause(
     assert done.is_final
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("nfold", marks=pytest.mark.slow)])
 @repeated
 def test_a_slow_rank_is_named_though_all_steps_take_as_long(
@@ -230,7 +230,7 @@ def test_a_slow_rank_is_named_though_all_steps_take_as_long(
     assert re.match(r"rank 1 computes \d{3,}\.\d\d ms a step before it exchanges", slow.text)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_an_out_of_memory_row_has_what_was_held(
     host: Machine, tmp_path: Path, planted: Callable[[str], None]
 ) -> None:

@@ -17,7 +17,7 @@ from nfold.engines.sampling import epoch_order
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow("fitted steps", parts=3),
+    pytest.mark.slow("fitted steps", parts=6),
     pytest.mark.timeout(240),
 ]
 

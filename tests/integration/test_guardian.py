@@ -76,7 +76,7 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_second_interrupt_restores_files(explain: subprocess.Popen[str], tmp_path: Path) -> None:
     """SIGHUP and SIGINT arrive together: nfold has no time to end the run in order."""
     tree = psutil.Process(explain.pid).children(recursive=True)
@@ -88,7 +88,7 @@ def test_a_second_interrupt_restores_files(explain: subprocess.Popen[str], tmp_p
     assert_restored(tmp_path, tree)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_signals_until_nfold_has_ended_restore_files(
     explain: subprocess.Popen[str], tmp_path: Path, signum: signal.Signals

@@ -29,7 +29,7 @@ def bench(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_placements_train_on_the_same_samples_and_a_skipped_file_is_reported(
     tmp_path: Path,
 ) -> None:

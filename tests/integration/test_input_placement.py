@@ -109,7 +109,7 @@ def _check_sharded(whole: Sequence[RankSamples], sharded: Sequence[RankSamples])
     assert sum(rank.data_bytes or 0 for rank in sharded) == DIGITS_BYTES
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_data_that_fit_nowhere_are_a_row_with_all_sizes(tmp_path: Path) -> None:
     """Two copies of 101 KiB, or two shards of half of it, on a host said to have 120 KiB."""
     host = dataclasses.replace(inspect_machine(), memory_bytes=120 * 2**10)

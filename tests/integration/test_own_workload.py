@@ -175,7 +175,7 @@ def test_images_are_augmented_alike_and_a_regression_has_no_accuracy(project: Pa
     assert "project:images" in (project / "report.md").read_text()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("workload", "devices", "code", "reason"),
     [

@@ -21,7 +21,7 @@ WORKING = (
 SHORT = ("--device=cpu", "--batch=16", "--warmup=2", "--rounds=2", "--window-seconds=0.05")
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(180)
 def test_arms_take_turns_and_a_failed_one_stops_no_other(tmp_path: Path) -> None:

@@ -278,7 +278,7 @@ def test_two_ranks_compute_together_and_arguments_are_untouched(place: Place) ->
         assert (place.results / name).exists()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_module_on_the_default_device(place: Place) -> None:
     code, out, err = place.run(REDUCE, "train", "-x", flags=("-m",))
     assert code == 0, err
@@ -295,7 +295,7 @@ def test_a_failing_rank_is_the_root_cause_and_comes_first(place: Place) -> None:
     assert "Traceback" in (place.results / "rank-1.log").read_text()
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("victim", ["rank", "agent", "nfold"])
 def test_a_sigkill_leaves_nothing_of_the_run(place: Place, victim: str) -> None:
     nfold = place.start(WAIT, flags=("--devices", "2"))
@@ -311,7 +311,7 @@ def test_a_sigkill_leaves_nothing_of_the_run(place: Place, victim: str) -> None:
         assert err.startswith(f"nfold: error: {who} was ended by SIGKILL")
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("victim", ["agent", "nfold"])
 def test_a_sigkill_leaves_no_child_of_a_program(place: Place, victim: str) -> None:
     """The kernel ends the shell, which is a rank, but not its child."""
@@ -323,7 +323,7 @@ def test_a_sigkill_leaves_no_child_of_a_program(place: Place, victim: str) -> No
     assert _gone(tree)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_sigkill_of_nfold_leaves_another_run_alone(place: Place, tmp_path: Path) -> None:
     other = Place(tmp_path / "other")
     other.folder.mkdir()
@@ -339,7 +339,7 @@ def test_a_sigkill_of_nfold_leaves_another_run_alone(place: Place, tmp_path: Pat
         assert other.end()[0] == 130
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -355,7 +355,7 @@ def test_a_request_to_stop_ends_everything(place: Place, signum: signal.Signals,
     assert place.facts["status"] == "interrupted"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_second_interrupt_stops_at_once(place: Place) -> None:
     """While ranks that ignore the first one are still given their time."""
     stubborn = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + WAIT
@@ -369,13 +369,13 @@ def test_a_second_interrupt_stops_at_once(place: Place) -> None:
     assert _gone(tree)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_restart_makes_good(place: Place) -> None:
     assert place.run(AGAIN, flags=("--devices", "2", "--max-restarts", "1"))[0] == 0
     assert place.facts["status"] == "ok"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_script_that_stops_beating_is_hung(place: Place) -> None:
     code, _, err = place.run(HANG, flags=("--devices", "2", "--hang-timeout", "1.5"))
     assert code == 1
@@ -405,7 +405,7 @@ def test_ranks_that_all_wait_are_hung(place: Place) -> None:
     assert place.facts["status"] == "hung"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     "code", [WAIT, pytest.param(BEFORE_THE_FIRST_STEP, marks=pytest.mark.slow)]
 )
@@ -424,7 +424,7 @@ def test_a_long_preparation_of_data_is_left_alone(place: Place, work: str) -> No
     assert code == 0, err
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("wrong", "operations"),
     [
@@ -444,7 +444,7 @@ def test_ranks_that_disagree_are_named_with_their_operations(
         assert f"rank {rank} is in {operation}" in err
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_rank_that_leaves_the_loop_early_is_named(place: Place) -> None:
     code, _, err = place.run(DDP, "leaves", flags=("--devices", "2", *HANG_TIMEOUT))
     assert code == 1
@@ -460,7 +460,7 @@ def test_an_evaluation_longer_than_the_hang_timeout_is_left_alone(place: Place) 
     assert code == 0, err
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_debugger_on_rank_0_reads_the_terminal(place: Place) -> None:
     terminal, stdin = pty.openpty()
     place.start(DEBUG, flags=("--devices", "2"), stdin=stdin)
@@ -472,7 +472,7 @@ def test_a_debugger_on_rank_0_reads_the_terminal(place: Place) -> None:
     assert (place.results / "rank-1.log").read_text() == "waiting ''\n"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_every_rank_knows_the_size_of_its_terminal(place: Place) -> None:
     terminal, stdin = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 72))
@@ -483,7 +483,7 @@ def test_every_rank_knows_the_size_of_its_terminal(place: Place) -> None:
     assert sizes == ["24 72\n72\nFalse\n", "30 100\n100\nFalse\n"]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:
     terminal, stdin = pty.openpty()
     nfold = place.start(PROMPT, flags=("--devices", "2", *HANG_TIMEOUT), stdin=stdin)
@@ -495,7 +495,7 @@ def test_a_rank_that_waits_for_input_is_not_hung(place: Place) -> None:
     assert "answer Ada\n" in out
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_an_interrupted_script_prints_one_line(place: Place) -> None:
     nfold = place.start(DDP, "forever", flags=("--devices", "2"))
     place.wait_for_ranks(nfold)
@@ -505,7 +505,7 @@ def test_an_interrupted_script_prints_one_line(place: Place) -> None:
     assert err == f"nfold: stopped, got SIGINT; logs in {place.results.relative_to(place.folder)}\n"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_detached_process_is_named_and_left_running(place: Place) -> None:
     code, _, err = place.run(DETACH)
     assert code == 0
@@ -528,7 +528,7 @@ def test_a_rank_of_another_launcher_gets_no_guardian(
     assert place.run(code) == (0, "None []\n", "")
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_watched_run_names_the_rank_that_others_wait_for(place: Place) -> None:
     code, _, err = place.run(UNEVEN, flags=("--devices", "cpu:2", "--watch"))
     assert code == 0, err

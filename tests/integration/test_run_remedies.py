@@ -139,7 +139,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TunedPlace:
     return TunedPlace(tmp_path)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_remedies_with_the_same_numbers(place: TunedPlace) -> None:
     place.keep(DIRECT, SAME)
     before, _ = place.seen("--devices", "cpu:2", "train.py")
@@ -176,7 +176,7 @@ def test_every_other_kind_of_remedy(place: TunedPlace) -> None:
     }
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_what_a_script_does_not_have_is_said_once(place: TunedPlace) -> None:
     place.keep(LINEAR, {**SAME, "channels_last": True, "threads": 1})
     code, _, err = place.run("--with", "nfold.toml", "train.py")
@@ -225,7 +225,7 @@ def test_one_device(place: TunedPlace) -> None:
     assert (after["workers"], after["strides"]) == ([1], [27, 1, 9, 3])
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_what_does_not_match_needs_force(place: TunedPlace) -> None:
     place.keep(LINEAR, {**SAME, "threads": 1}, machine="0123456789", description="64 cores")
     code, _, err = place.run("--with", "nfold.toml", "train.py")

@@ -293,7 +293,7 @@ def test_replicas_exchange_before_every_step(tmp_path: Path) -> None:
     assert [one.world_size for one in folder.reports.read_profiles()] == [1, 1]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @repeated
 def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     """Needs replay hints: without them the generator already runs when it is found."""
@@ -315,7 +315,7 @@ def test_batches_of_a_generator_are_replayed(tmp_path: Path) -> None:
     assert untold.status == "unsupported"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @repeated
 def test_batches_of_a_function_are_replayed(tmp_path: Path) -> None:
     real, folder = _measured(tmp_path, "", script=OWN_BATCHES)
@@ -360,7 +360,7 @@ def test_a_sharded_script_is_not_measured_without_communication(tmp_path: Path) 
     assert "sharded" in found.cause.text
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_collectives_of_fsdp2_can_be_removed(tmp_path: Path) -> None:
     launched.launch(FSDP2_REMOVED, 2, str(tmp_path))
     shard = (WIDTH // 2, WIDTH)

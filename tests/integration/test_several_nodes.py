@@ -177,7 +177,7 @@ def _free_port() -> int:
         return port
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nodes_listen_on_the_address_of_the_rendezvous_only(
     network: tuple[list[Node], str], backend: str
@@ -209,7 +209,7 @@ def test_both_nodes_end_after_a_silent_partition(
         assert "is in backward (train.py:9)" in err
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("backend", "rank", "conf", "message"),
     [
@@ -228,7 +228,7 @@ def test_a_node_that_never_joins_is_named(
     assert message in err.splitlines()[0]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> None:
     port = _free_port()
@@ -242,7 +242,7 @@ def test_a_node_that_joins_late_takes_part(nodes: list[Node], backend: str) -> N
     assert [node.end()[0] for node in nodes] == [0, 0]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_port_in_use_names_its_owner(nodes: list[Node], backend: str) -> None:
     with socket.socket() as taken:
@@ -265,7 +265,7 @@ def test_one_node_takes_another_port_than_one_in_use(nodes: list[Node]) -> None:
         assert nodes[0].end()[0] == 0
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     "command",
     [

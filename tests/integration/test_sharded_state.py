@@ -12,7 +12,7 @@ from launched import RunsByWorld, launch
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow("sharded state", parts=3),
+    pytest.mark.slow("sharded state", parts=6),
     pytest.mark.timeout(240),
 ]
 

@@ -39,7 +39,7 @@ WRITER = textwrap.dedent(
 )
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.integration
 @pytest.mark.timeout(600)
 def test_killed_writers_lose_no_acknowledged_row(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nfold.engines.sampling import BatchDivision
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.slow("token training", parts=3),
+    pytest.mark.slow("token training", parts=6),
     pytest.mark.timeout(240),
 ]
 

@@ -140,7 +140,7 @@ def test_compressed_gradients_lose_little(host: Machine, tmp_path: Path) -> None
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_single_rank_also_runs_in_the_parent_s_process(tmp_path: Path) -> None:
     """In a process of its own, since it claims cores and leaves torch loaded."""
     script = f"""

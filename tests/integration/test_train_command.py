@@ -168,7 +168,7 @@ def test_what_was_trained_is_shown_and_not_trained_again(one_device: Train) -> N
     assert attempts == ["run-2"]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_an_interruption_keeps_the_checkpoint_and_reports_the_next_step(one_device: Train) -> None:
     process = one_device.start(
         "results", "--checkpoint-every", "2", "--checkpoint", "kept", "--epochs", "50"
@@ -187,7 +187,7 @@ def test_an_interruption_keeps_the_checkpoint_and_reports_the_next_step(one_devi
     assert "seed 0, not 1" in other.stderr
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_failed_run_reports_why_and_where_its_log_is(one_device: Train) -> None:
     process = one_device.start("results")
     _wait_for_mid_epoch(process, one_device.folder / "results")

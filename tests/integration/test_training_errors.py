@@ -103,7 +103,7 @@ def test_who_binds_all_ranks_to_one_core_is_recorded(tmp_path: Path) -> None:
     assert str(first.most_frequent_line("affinity")).endswith(f"{WRONG.name}:{number}")
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("kind", "places"),
     [

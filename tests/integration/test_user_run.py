@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_model.py"
 STILL_BUSY = SCRIPT.with_name("still_busy.py")
-ONE_DEVICE = pytest.mark.slow("nfold.Run on 1 device", parts=3)
-THREE_DEVICES = pytest.mark.slow("nfold.Run on 3 devices", parts=3)
+ONE_DEVICE = pytest.mark.slow("nfold.Run on 1 device", parts=6)
+THREE_DEVICES = pytest.mark.slow("nfold.Run on 3 devices", parts=6)
 WORLDS = (pytest.param(1, marks=ONE_DEVICE), 2, pytest.param(3, marks=THREE_DEVICES))
 RESIDENT_BYTES = 1480
 """Free for the data of 1184 bytes: of a host, enough for one copy, and for two ranks' shards."""

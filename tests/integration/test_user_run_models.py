@@ -15,7 +15,7 @@ from launched import RunsByWorld, launch
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).parent / "scripts" / "user_models.py"
-ONE_DEVICE = pytest.mark.slow("models on 1 device", parts=3)
+ONE_DEVICE = pytest.mark.slow("models on 1 device", parts=6)
 THREE_DEVICES = pytest.mark.slow("models on 3 devices")
 WORLDS = (pytest.param(1, marks=ONE_DEVICE), 2, pytest.param(3, marks=THREE_DEVICES))
 PARTS = {"accumulate": 2}

@@ -77,7 +77,7 @@ def measure(
     return found, [json.loads(log.splitlines()[0]) for log in logs]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ranks_of_a_waiting_process_train_as_new_ones(tmp_path: Path, devices: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -117,7 +117,7 @@ def test_a_script_that_sets_a_variable_before_its_imports_needs_new_ranks(tmp_pa
     assert "ranks start as new programs, not as forks: the script sets MKL_DYNAMIC" in log
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_the_libraries_of_a_script_are_imported_while_its_first_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     imported, _ = libraries("import torch.distributed, torch.nn.parallel")
@@ -141,7 +141,7 @@ def test_a_library_that_the_first_run_did_not_import_needs_new_ranks(tmp_path: P
     assert "the script has not imported numpy." in log
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_imports_of_a_script_are_those_of_packages_that_every_run_makes(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('a module of the user')")
     script = tmp_path / "train.py"
@@ -187,7 +187,7 @@ def libraries(change: str = "") -> tuple[list[str], dict[str, str]]:
     return modules, variables
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() -> None:
     found, variables = libraries()
     assert {"torch", "torch.optim.adamw", "torch._dynamo"} <= set(found)
@@ -195,7 +195,7 @@ def test_libraries_are_the_modules_that_a_script_has_imported_from_packages() ->
     assert variables == {}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_variables_that_a_script_or_its_imports_have_set_are_noted() -> None:
     _, variables = libraries("os.environ['OMP_NUM_THREADS'] = '3'")
     assert variables == {"OMP_NUM_THREADS": "3"}

@@ -121,7 +121,7 @@ def test_the_table_has_it_all() -> None:
     assert "| ddp on 2 | input 2.0 ms | traceml | RESIDUAL-HEAVY: so it is |" in text
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_injected_costs_are_found_on_the_simulated_framework(tmp_path: Path) -> None:
     out = tmp_path / "cases.jsonl"
     asked = ["--cause", "link", "--cause", "input", "--doses", "3", "--healthy", "1"]

@@ -86,7 +86,7 @@ def check(read: DataSetArrays, binaries: dict[str, bytes]) -> None:
     assert read.test_images[0, 0, 0, 0] == binaries["test_batch.bin"][1]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_the_real_set_has_its_60000_images(shared_data: Path) -> None:
     read = loaded(shared_data)
     assert read.train_images.shape == (50_000, 32, 32, 3)

@@ -55,7 +55,7 @@ PLANTED: list[tuple[str, float, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(("cause", "lost_ms", "planted", "changes"), PLANTED)
 def test_a_planted_cost_is_found_exactly(
     cause: str, lost_ms: float, planted: dict[str, Any], changes: dict[str, Any]
@@ -254,7 +254,7 @@ def test_everything_at_once_adds_up_to_what_is_missing() -> None:
     assert row(found, "imbalance").lost_ms.value == pytest.approx(2.0)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize(("scaling", "missing_ms"), [("weak", 0.0), ("strong", 3.0)])
 @pytest.mark.parametrize("of", ["device", "data"])

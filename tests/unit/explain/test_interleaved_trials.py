@@ -56,7 +56,7 @@ def _measured(script: Scenario) -> set[tuple[str, int]]:
     return {(m.folder or m.id, m.repeat) for found in runs for m in found.values()}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_what_two_processes_differ_by_does_not_count_in_one(seed: int) -> None:
     """Of 5 % of a step of 20 ms: in processes of their own, the slow rank hides in it."""

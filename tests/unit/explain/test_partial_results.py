@@ -91,7 +91,7 @@ def some(measured: TrialResults, needed: tuple[Trial, ...], draws: random.Random
     )
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("costs", [COSTS, STARVED], ids=["fed", "starved"])
 @pytest.mark.parametrize("what", list(DESIGNS))
 def test_any_part_of_the_runs_has_a_budget_that_adds_up(what: str, costs: Scenario) -> None:

@@ -162,7 +162,7 @@ def explained(seen: ScriptProfile, costs: Scenario, runs: int, devices: int) -> 
     return build_budget("train.py", design, one.results, resamples=5)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("seed", range(30))
 def test_nothing_falls_between_the_rows_of_any_script(seed: int) -> None:
     draw = random.Random(seed)
@@ -177,7 +177,7 @@ def test_nothing_falls_between_the_rows_of_any_script(seed: int) -> None:
         assert found.not_attributed_ms.value == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("seed", range(100, 115))
 def test_nothing_falls_between_the_rows_of_any_script_on_one_device(seed: int) -> None:
     draw = random.Random(seed)

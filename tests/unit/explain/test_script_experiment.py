@@ -1045,7 +1045,7 @@ def test_a_gpu_that_waits_for_launches_is_told_by_how_long_it_was_busy(
     assert "torch.compile" in rows["launch-bound"].fix
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(("saved", "tone"), [(0.99, "healthy"), (0.96, "healthy"), (0.9, "costly")])
 def test_input_that_fills_a_cache_is_named_as_the_first_epoch_only(saved: float, tone: str) -> None:
     plain = explained(DDP, load_ms_per_sample=1.0)

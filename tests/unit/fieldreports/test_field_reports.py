@@ -239,7 +239,7 @@ def shown(training: Path) -> tuple[str, str, FieldReport]:
     return report_page(sections, training, None, made), report_markdown(sections, made), made
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_the_page_has_the_tables_the_sentences_and_the_loads_of_every_run(
     shown: tuple[str, str, FieldReport], training: Path
 ) -> None:

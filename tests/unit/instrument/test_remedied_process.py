@@ -81,7 +81,7 @@ process.write_report()
 """
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("with_torch", [False, True])
 def test_hooks_are_installed_when_torch_is_imported(tmp_path: Path, *, with_torch: bool) -> None:
     remedies = RunRemedies(variant=Variant(channels_last=True, threads=2, cudnn_benchmark=True))

@@ -185,7 +185,7 @@ report()
 """
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_steps_and_batches_of_a_script_are_signs_of_life(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LEARN)
     folder = HandoffFolder(tmp_path / "run")
@@ -202,7 +202,7 @@ def test_steps_and_batches_of_a_script_are_signs_of_life(tmp_path: Path) -> None
     assert (beat.phase, beat.step, beat.is_inferred) == (Phase.FINISHED, 4, True)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_script_that_reports_itself_is_not_overruled(tmp_path: Path) -> None:
     own = (
         "import os, sys, torch\nfrom nfold.launch.handoff import HandoffFolder, HeartbeatWriter\n"

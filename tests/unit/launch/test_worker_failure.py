@@ -50,7 +50,7 @@ def _worker_failure(failure: Callable[[], object]) -> str:
     return build_failure(raised.value, 0, None).text
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize(
     ("failure", "expected"),
     [
@@ -72,7 +72,7 @@ def test_a_worker_whose_signal_was_missed_is_still_named() -> None:
     assert "DataLoader worker (pid(s) 7) exited unexpectedly" in build_failure(error, 0, None).text
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_full_shared_memory_is_named() -> None:
     small = "mount -t tmpfs -o size=1m tmpfs /dev/shm"
     unshare = ["unshare", "--mount", "sh", "-c"]

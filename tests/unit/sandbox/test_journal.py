@@ -152,7 +152,7 @@ WRITERS = {
 }
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("how", WRITERS)
 def test_what_another_job_appends_meanwhile_stays(far: Path, how: str, held: bool) -> None:
@@ -229,7 +229,7 @@ HARMLESS = {
 }
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("what", HARMLESS)
 def test_a_script_alone_is_undone_without_a_word(far: Path, what: str) -> None:
     before = os.stat(far / "log.txt")
@@ -371,7 +371,7 @@ UNUSUAL = {
 }
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("what", UNUSUAL)
 def test_unusual_writes_are_undone(far: Path, what: str) -> None:
     temporary = Path(tempfile.gettempdir())

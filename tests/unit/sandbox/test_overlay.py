@@ -156,7 +156,7 @@ def run_in_view(
     return os.waitstatus_to_exitcode(status), time.perf_counter() - start
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("user_namespace", [False, True], ids=["root", "user"])
 @pytest.mark.parametrize("name", WRITES)
 def test_no_write_is_kept(

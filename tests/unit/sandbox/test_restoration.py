@@ -256,7 +256,7 @@ def test_kills_at_random_moments(project: Path, tmp_path: Path) -> None:
     assert unsettled
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_every_prefix_of_a_journal(project: Path, tmp_path: Path) -> None:
     """Complete entries are restored; a torn one is named with its backup."""
     before, folder = contents(project), sandbox_folder(tmp_path, "torn")

@@ -109,7 +109,7 @@ def do(code: str, far: Path = HERE) -> None:
     exec(code, {**globals(), "far": far, "other": far.with_name("further")})
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("what", WRITES)
 def test_what_is_written_by_a_relative_path_leaves_no_trace(
     what: str, project: Path, enter: Callable[[], Sandbox]

@@ -142,7 +142,7 @@ def test_code_that_changed_since_is_refused(written: Written) -> None:
         user_workload.call_user_workload(Workload(name=workload.name, code=code))
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_what_its_module_imports_or_names_makes_it_another(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,7 @@ def test_what_its_module_imports_or_names_makes_it_another(
     assert {before.code, rated.code, deeper.code} == {before.code}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_fingerprint_of_a_package_covers_all_its_modules(written: Written) -> None:
     asked = written()
     Path("pack_of_mine").mkdir()
@@ -175,7 +175,7 @@ def test_fingerprint_of_a_package_covers_all_its_modules(written: Written) -> No
     assert workloads.with_fingerprint(package).imports != before.imports
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_parent_describes_user_workload_without_imports(written: Written) -> None:
     workload = written("batch=2, test=(FLOATS, LABELS)", head="print('hello')" + HEAD)
     code = (
@@ -192,7 +192,7 @@ def test_parent_describes_user_workload_without_imports(written: Written) -> Non
     assert done.stdout == f"{workload}:depth=4 16 4 2 80 {{'depth': 4}} []\n"
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_the_process_that_describes_may_fail(written: Written) -> None:
     asked = written(body="raise ValueError('too deep\\nindeed')")
     with pytest.raises(UsageError, match=r"ValueError: too deep \(made_\d+\.py:9\)"):

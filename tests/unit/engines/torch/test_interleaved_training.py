@@ -137,7 +137,7 @@ def test_threads_change_and_come_back() -> None:
             assert {run.looked[step] for step in steps} == {own + slot}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("strategy", ["nfold", "ddp"])
 def test_the_exchange_of_a_workload_is_switched_off_and_on(

@@ -43,7 +43,7 @@ def test_an_iterator_for_every_step_has_its_line_and_ends_no_epoch() -> None:
     assert not any(window.epoch_gap for window in found.samples.windows)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_an_iterator_for_several_steps_goes_through_epochs() -> None:
     found = _trained(script_task(steps=12, warmup_steps=6), 3)
     assert _loader(found).renewed_at is None

@@ -65,7 +65,7 @@ def _train(rows: int, **fields: Any) -> Net:
     return model
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_repeated_step_is_that_of_accumulation_to_the_last_bit() -> None:
     """Also its dropout, and the statistics and the counter of its batch norm."""
     found = _train(3, memory="fit").state_dict()
@@ -114,7 +114,7 @@ def test_a_smaller_size_is_compiled_for_itself(monkeypatch: pytest.MonkeyPatch) 
     assert set(resets) == {1}
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_a_model_stays_compiled_after_running_out_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -193,7 +193,7 @@ def test_each_optimizer_of_a_gan_needs_its_own_function(functions: int) -> None:
         both(batch)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 def test_no_memory_for_one_sample_names_what_helps() -> None:
     with pytest.raises(OutOfMemory, match=r"one sample per device.*sharded.*checkpointing"):
         _train(0, memory="fit")

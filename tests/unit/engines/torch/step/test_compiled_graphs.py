@@ -68,7 +68,7 @@ def dropped_forward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return once(forward, x)
 
 
-@pytest.mark.slow(parts=4)
+@pytest.mark.slow(parts=8)
 @pytest.mark.parametrize("step", [once, two_forwards, dropped_forward])
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("lent_numbers", [1, 2**16])
