@@ -225,8 +225,8 @@ TUNE_OPTIONS = {
     },
     "budget": _value("Time limit of all runs: 5m, 10m, 1h.", LENGTH, "TIME", default="10m"),
     "allow": _value(
-        "Remedies that change the training, comma-separated: augmentation, batch, batch_norm, "
-        "communication, order, precision.",
+        "Remedies that change the training or need memory, comma-separated: augmentation, batch, "
+        "batch_norm, communication, memory, order, precision.",
         LENGTH,
         "LIST",
     ),

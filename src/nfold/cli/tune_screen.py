@@ -133,7 +133,7 @@ def conclusion(result: TuneResult) -> str:
     if not result.kept:
         if result.stopped:
             return f"{where}: stopped before anything was kept"
-        untried = sum(one.outcome == "not tried" for one in result.tried)
+        untried = sum(one.lacked_time for one in result.tried)
         if untried:
             minutes = math.ceil(result.sufficient_s / 60)
             return f"{where}: nothing kept, {untried} not tried in time; next: --budget {minutes}m"

@@ -20,12 +20,14 @@ class Tried:
 
     ``outcome``: kept, no gain, dropped (not needed beside others), replaced, failed, changes training,
     refused, not tried. ``gain`` is the factor of the throughput beside what was kept before.
+    ``lacked_time``: there was no time to try it, or none to try it alone.
     """
 
     remedy: Remedy
     outcome: str
     gain: Interval | None = None
     reason: str = ""
+    lacked_time: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {

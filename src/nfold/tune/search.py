@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
+from nfold.core.format import pluralize
 from nfold.core.plan import WARMUP_STEPS, Plan
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval
@@ -89,6 +90,7 @@ class Search:
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _runs: FreshRuns = field(init=False)
+    _without_gain: list[tuple[list[Remedy], Interval]] = field(default_factory=list)
     _converted: ConvertedScript | None = None
     _conversion_losses: str = ""
 
@@ -144,7 +146,7 @@ class Search:
     @property
     def _sufficient_s(self) -> float:
         """A time budget that would also have tried each remedy for which there was no time."""
-        untried = sum(one.outcome == "not tried" for one in self.tried)
+        untried = sum(one.lacked_time for one in self.tried)
         runs = self._runs.count + RUNS_PER_REMEDY * untried
         seconds = runs * self._runs.typical_s + self._verifying_s
         return seconds / (1 - EXPLAIN_FRACTION - AGAIN_FRACTION)
@@ -182,7 +184,7 @@ class Search:
             self._note(remedy, "refused", reason=found.obstacle)
             return
         if self.stop or not self._time_for(4):
-            self._note(remedy, "not tried", reason="no time was left")
+            self._note_without_time(remedy)
             return
         check = run_check(found, self.runner, runs.original, trial, runs.run)
         if isinstance(check, str):
@@ -285,9 +287,10 @@ class Search:
         elif self._is_gain(found.gain):
             self.kept += group
             for one in group:
-                reason = f"together with {len(group) - 1} others"
-                self._note(one, "kept", gain=found.gain, reason=reason)
+                self._note(one, "kept", gain=found.gain, reason=_together(group))
             self._prune_halves(group)
+        elif found.gain is not None:
+            self._without_gain.append((group, found.gain))
 
     def _try_parts(self, group: list[Remedy], failure: str) -> None:
         """Try those that ``failure`` does not name, or each half if it names none."""
@@ -321,7 +324,7 @@ class Search:
             if refusal is not None:
                 self._note(remedy, "refused", reason=refusal)
             elif self.stop or not self._time_for(1):
-                self._note(remedy, "not tried", reason="no time was left")
+                self._note_without_time(remedy)
             else:
                 self._decide(remedy, trial)
                 further = remedy.further(self.cores, self._runs.original.plan)
@@ -393,7 +396,7 @@ class Search:
         left = [
             one
             for one in self.tried
-            if one.outcome == "no gain" and one.gain is not None and one.gain.value > 1
+            if one.outcome == "no gain" and one.gain and one.gain.value > 1 and not one.lacked_time
         ]
         left.sort(key=lambda one: -(one.gain.value if one.gain else 0.0))
         if len(left) < 2 or left[0].remedy.name == left[1].remedy.name:
@@ -487,11 +490,33 @@ class Search:
         return [one for one in self.kept if one.name != CONVERSION]
 
     def _note(
-        self, remedy: Remedy, outcome: str, *, gain: Interval | None = None, reason: str = ""
+        self,
+        remedy: Remedy,
+        outcome: str,
+        *,
+        gain: Interval | None = None,
+        reason: str = "",
+        lacked_time: bool = False,
     ) -> None:
-        tried = Tried(remedy=remedy, outcome=outcome, gain=gain, reason=reason)
+        tried = Tried(
+            remedy=remedy, outcome=outcome, gain=gain, reason=reason, lacked_time=lacked_time
+        )
         self.tried.append(tried)
         self.events.decided(tried)
+
+    def _note_without_time(self, remedy: Remedy) -> None:
+        """Note what there is no time to try alone, with the gain of its group if that was tried."""
+        reason = "no time was left"
+        for group, gain in self._without_gain:
+            if remedy in group:
+                reason = f"{_together(group)}; {reason} to try it alone"
+                self._note(remedy, "no gain", gain=gain, reason=reason, lacked_time=True)
+                return
+        self._note(remedy, "not tried", reason=reason, lacked_time=True)
+
+
+def _together(group: Sequence[Remedy]) -> str:
+    return f"together with {pluralize(len(group) - 1, 'other')}"
 
 
 def _seems_useless(gain: Interval, tries: int) -> bool:

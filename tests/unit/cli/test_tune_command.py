@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from nfold.cli.app import app
+from nfold.cli.options import TUNE_OPTIONS
 from nfold.cli.tune_command import script_files
 from nfold.core.errors import NfoldError, RunFailure, UsageError
 from nfold.core.workload import Workload
 from nfold.tune import applied_patch
+from nfold.tune.remedies import PERMISSIONS
 
 TRAINS_NOTHING = "import torch\nprint(torch.ones(2).sum())\n"
 OPTIONS = ["--devices", "cpu:1", "--budget", "20s", "--plain"]
@@ -42,6 +44,10 @@ def test_an_unknown_permission_names_the_known_ones() -> None:
     error = str(tune("train.py", *OPTIONS, "--allow", "precison"))
     assert "unknown allow 'precison': allowed are precision, " in error
     assert "augmentation" in error
+
+
+def test_the_help_names_all_permissions() -> None:
+    assert all(name in str(TUNE_OPTIONS["allow"].help) for name in PERMISSIONS)
 
 
 def test_a_read_only_script_is_refused_before_it_runs() -> None:

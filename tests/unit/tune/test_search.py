@@ -324,6 +324,20 @@ def test_without_time_for_all_remedies_they_are_tried_together() -> None:
     assert not any("×" in text for text in members)
 
 
+def test_what_was_tried_only_together_has_the_gain_of_the_group() -> None:
+    result = Simulation(scenario()).tune(SHORTER_S)
+    together = [one for one in result.tried if one.reason.startswith("together with ")]
+    assert together
+    for one in together:
+        assert one.outcome == "no gain"
+        assert one.gain is not None
+        assert one.reason.endswith("; no time was left to try it alone")
+    untried = {one.remedy.label for one in result.tried if one.lacked_time}
+    assert {one.remedy.label for one in together} < untried
+    first, *_ = result_lines(result, {}, 100)
+    assert f"nothing kept, {len(untried)} not tried in time; next: --budget " in first[0]
+
+
 def test_the_remedy_of_the_largest_cost_is_tried_before_others_together() -> None:
     """What gains little shows only after it."""
     loader = dataclasses.replace(PROFILE.training_loader, num_workers=2)
