@@ -31,7 +31,7 @@ from typing import Any
 from nfold.cli.explain_command import parse_seconds
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
-from nfold.core.stats import Interval, bootstrap
+from nfold.core.stats import Interval, bootstrap, median
 from nfold.core.variant import Variant
 from nfold.core.workload import Workload
 from nfold.explain.design import Trial
@@ -62,7 +62,8 @@ class TunedScript:
 
     Rates are samples per second, those of the result and the expert turn by turn. They are empty
     if a script failed, with the ``reason``. ``gain`` is the factor of the throughput (value, low,
-    high), ``predicted`` the product of the factors that the explanation expected of what was kept.
+    high), ``predicted`` the product of the factors that the explanation expected of what was kept,
+    None with a conversion, of which it expects none.
     ``tried`` says of every remedy whether it was kept, its gain, and why not.
     """
 
@@ -91,6 +92,7 @@ class TunedScript:
             self.devices,
             f"{self.tune_s:.0f}",
             "–" if self.original is None else f"{self.original:.0f}",
+            f"{median(self.tuned):.0f}" if self.tuned else "–",
             "–" if self.gain is None else shown(Interval(*self.gain)),
             "–" if self.predicted is None else f"{self.predicted:.2f}",
             of_expert,
@@ -100,8 +102,8 @@ class TunedScript:
 
 
 HEADS = (
-    *("script", "devices", "s", "samples/s before", "gain", "predicted", "of the expert"),
-    *("kept", ""),
+    *("script", "devices", "s", "samples/s before", "after", "gain", "predicted"),
+    *("of the expert", "kept", ""),
 )
 
 
@@ -262,7 +264,8 @@ def tuned(name: str, subject: Subject, asked: argparse.Namespace, end: float) ->
                 reason = str(error)
     kept = told["kept"] if told else []
     known = [one["predicted"] for one in kept if one["predicted"]]
-    predicted = math.prod(one["value"] for one in known) if known else None
+    is_known = known and not any(one["name"] == CONVERSION for one in kept)
+    predicted = math.prod(one["value"] for one in known) if is_known else None
     gain = told and told["gain"]
     return TunedScript(
         script=name,
