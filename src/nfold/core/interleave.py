@@ -1,10 +1,12 @@
-"""Interleaving: several variants alternate within one process tree.
+"""Interleaving: several variants alternate within one process tree, or two process trees alternate.
 
 Variants that alternate in one process can be compared without the differences between processes.
+Process trees that alternate can be compared without what the machine does over seconds.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,16 +23,30 @@ All other fields hold for a whole process. A framework may support fewer for bui
 """
 MAX_CYCLES = 4  # slots per variant, so that drift affects all variants alike
 MIN_STEPS_FOR_MAX_CYCLES = 8  # with fewer steps, which are long, half as many cycles
+SLICES = 6  # of a run that alternates with another one
 SETTLE_STEPS = 3  # steps after a switch that belong to no window
 RECAPTURE_STEPS = 4  # further steps before a captured step with new communication is recorded
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Consecutive steps of one variant; ``variant_index`` None: steps after a switch."""
+    """Consecutive steps of one variant, or slice; ``variant_index`` None: steps after a switch."""
 
     variant_index: int | None
     steps: int
+
+
+def alternating_slots(plan: Plan) -> tuple[Slot, ...]:
+    """Return the slots after the warm-up of a run that alternates with another one.
+
+    The run waits before each of the slots whose steps are discarded. Meanwhile loader workers fill
+    their queues, so that these slots are as long as the warm-up. The last of them is its end.
+    """
+    slice_steps = math.ceil((plan.steps or 1) / SLICES)
+    slice_steps = round_to_loader_cycle(slice_steps, plan, most=2 * slice_steps)
+    settle = max(SETTLE_STEPS, plan.warmup_steps or 0) if plan.workers else SETTLE_STEPS
+    slots = ((Slot(None, settle), Slot(number, slice_steps)) for number in range(SLICES))
+    return (*itertools.chain.from_iterable(slots), Slot(None, 1))
 
 
 def process_wide(variant: Variant, switched: Collection[str] = SWITCHABLE_FIELDS) -> Variant:

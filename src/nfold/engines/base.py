@@ -45,6 +45,7 @@ class Task:
         interleaved_variants: Variants that alternate within the run, in slots.
         replay_hints: What the probe run found out about a script.
         edited_sources: Files of a script, and edited copies that are run in their place.
+        alternates: The run alternates with another one, in slices.
     """
 
     workload: Workload
@@ -60,6 +61,7 @@ class Task:
     interleaved_variants: tuple[Variant, ...] = ()
     replay_hints: ReplayHints = field(default_factory=ReplayHints)
     edited_sources: tuple[tuple[str, str], ...] = ()
+    alternates: bool = False
 
     @property
     def variant(self) -> Variant:
@@ -79,6 +81,9 @@ class Observer:
 
     def wait_for_other_ranks(self, step: int) -> None:
         """Wait, with a limit, until every other rank has made ``step`` steps or has ended."""
+
+    def wait_for_slice(self, number: int) -> None:
+        """Wait, after ``number`` slices, until the run with which this one alternates has made its own."""
 
     def wait_for_idle_children(self) -> None:
         """Wait, with a limit, until the child processes of this process use no CPU.

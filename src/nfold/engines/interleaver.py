@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.core.interleave import schedule_slots
+from nfold.core.interleave import Slot, alternating_slots, schedule_slots
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.engines.base import Observer, Task
 from nfold.engines.recorder import Recorder, RunLength, plan_length
@@ -43,7 +43,10 @@ class ConstantVariant(ActiveVariant):
 
 @dataclass(eq=False)
 class Interleaver:
-    """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``."""
+    """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``.
+
+    In a run that alternates with another one, it waits for that one between slices.
+    """
 
     task: Task
     active_variant: ActiveVariant
@@ -52,8 +55,8 @@ class Interleaver:
     switch: Callable[[Variant], None]
 
     def __post_init__(self) -> None:
-        variants = self.task.interleaved_variants
-        self._slots = list(schedule_slots(variants, self.task.plan)) if variants else []
+        self._slots = [*_slots(self.task)]
+        self._slices = 0
 
     @property
     def is_finished(self) -> bool:
@@ -66,6 +69,13 @@ class Interleaver:
         """
         variants, slot = self.task.interleaved_variants, self._slots.pop(0)
         self.recorder.begin_slot(slot.variant_index)
+        if self.task.alternates:
+            if slot.variant_index is None:
+                self.observer.wait_for_other_ranks(steps_done)
+                self.observer.wait_for_slice(self._slices)
+            else:
+                self._slices += 1
+            return slot.steps
         measured = slot if slot.variant_index is not None else self._slots[0]
         before, now = self.active_variant.current, variants[measured.variant_index or 0]
         if now != before:
@@ -77,12 +87,19 @@ class Interleaver:
 
 
 def task_length(task: Task) -> RunLength:
-    """Return the length of a run that is measured in steps, with the slots of all variants."""
+    """Return the length of a run that is measured in steps, with all slots."""
     plan, warmup = task.plan, task.plan.warmup_steps or 0
     total = warmup + (plan.steps or 0)
-    if not task.interleaved_variants:
+    slots = _slots(task)
+    if not slots:
         return plan_length(plan, total)
-    slots = schedule_slots(task.interleaved_variants, plan)
     shortest = min(slot.steps for slot in slots if slot.variant_index is not None)
     length = RunLength.from_steps(total, warmup).in_loader_cycles(plan, max_steps=shortest)
     return dataclasses.replace(length, total=length.warmup + sum(slot.steps for slot in slots))
+
+
+def _slots(task: Task) -> tuple[Slot, ...]:
+    if task.alternates:
+        return alternating_slots(task.plan)
+    variants = task.interleaved_variants
+    return schedule_slots(variants, task.plan) if variants else ()

@@ -201,10 +201,33 @@ class AgentFiles:
         write_json(self.rank_pids_file, serialize(pids))
 
 
+class SliceFiles:
+    """The files by which a run that alternates with another one waits, in the folder at ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self._done, self._allowed = path / "slices.json", path / "allowed-slices.json"
+
+    def write_done(self, count: int) -> None:
+        """Note that the ranks wait after so many slices."""
+        write_json(self._done, count)
+
+    def read_done(self) -> int | None:
+        """Return after how many slices the ranks wait, or have waited last; None before the first."""
+        return json.loads(self._done.read_text()) if self._done.exists() else None
+
+    def allow(self, count: int) -> None:
+        """Let the ranks make so many slices in all."""
+        write_json(self._allowed, count)
+
+    def read_allowed(self) -> int:
+        return json.loads(self._allowed.read_text()) if self._allowed.exists() else 0
+
+
 class HandoffFolder:
     """The folder of one measurement at ``path``.
 
-    ``reports`` are the files of ranks, ``agent`` those of the agent that starts them.
+    ``reports`` are the files of ranks, ``agent`` those of the agent that starts them, ``slices`` those of
+    a run that alternates with another one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -214,6 +237,7 @@ class HandoffFolder:
         self.sandbox = path / "scratch"
         self.reports = RankReports(path)
         self.agent = AgentFiles(path)
+        self.slices = SliceFiles(path)
         self._arguments_file = path / "arguments.json"
 
     def rank_log(self, rank: int) -> Path:
@@ -264,6 +288,7 @@ class HandoffFolder:
             "turns": [variant.to_dict() for variant in task.interleaved_variants],
             "learnt": serialize(task.replay_hints),
             "edited_sources": [*task.edited_sources],
+            "alternates": task.alternates,
         }
         write_json(self.path / "task.json", stored)
 
@@ -291,6 +316,7 @@ class HandoffFolder:
             interleaved_variants=tuple(map(Variant.from_dict, stored["turns"])),
             replay_hints=deserialize(ReplayHints, stored["learnt"]),
             edited_sources=tuple(tuple(pair) for pair in stored["edited_sources"]),
+            alternates=stored["alternates"],
         )
 
     def remove_secrets(self) -> None:

@@ -308,7 +308,8 @@ class RunOptions:
     to ``checkpoint_folder`` every ``checkpoint_every`` epochs, and resumed from it. ``replay_hints``
     and ``libraries``, which it imports, come from the probe run of a script.
     ``edited_sources`` are its files and edited copies that are run in their place. ``environment`` are
-    variables of all ranks.
+    variables of all ranks. A run of a script that ``alternates`` with another one waits between its
+    slices for ``SliceFiles.allow``.
     """
 
     results: Path
@@ -327,6 +328,7 @@ class RunOptions:
     edited_sources: tuple[tuple[str, str], ...] = ()
     libraries: LoadedLibraries = NO_LIBRARIES
     environment: Mapping[str, str] = field(default_factory=dict)
+    alternates: bool = False
 
 
 def check_positive_seconds(**options: float) -> None:

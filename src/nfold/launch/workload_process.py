@@ -123,6 +123,7 @@ SAVE_EVERY_S = 1.0
 MAX_EPOCH_SHARE = 0.01  # of an epoch: time to write the samples at its end
 AWAIT_TIMEOUT_S = 120.0  # for independent ranks, and for the samples of all ranks
 AWAIT_POLL_S = 0.02
+SLICE_POLL_S = 0.005
 
 
 class FolderObserver(Observer):
@@ -133,6 +134,7 @@ class FolderObserver(Observer):
 
     def __init__(self, folder: HandoffFolder, rank: int, world_size: int = 1) -> None:
         self._folder = folder
+        self._is_first = rank == 0
         self._others = frozenset(range(world_size)) - {rank}
         self._heart = HeartbeatWriter(folder.reports.heartbeat_file(rank), os.getpid())
         self._saved = self._epoch_saved = time.monotonic()
@@ -167,6 +169,14 @@ class FolderObserver(Observer):
             lambda beat: beat.step >= step or beat.phase == Phase.FINISHED,
             meanwhile=lambda: self.beat(Phase.STEPPING, self.step),
         )
+
+    def wait_for_slice(self, number: int) -> None:
+        slices = self._folder.slices
+        if self._is_first:
+            slices.write_done(number)
+        while slices.read_allowed() <= number:
+            self.beat(Phase.STEPPING, self.step)
+            time.sleep(SLICE_POLL_S)
 
     def wait_for_idle_children(self) -> None:
         wait_for_idle_children(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))

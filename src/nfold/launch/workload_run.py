@@ -73,6 +73,7 @@ def run(
         interleaved_variants=interleaved_variants,
         replay_hints=options.replay_hints,
         edited_sources=options.edited_sources,
+        alternates=options.alternates,
     )
     return _measured(task, options)
 

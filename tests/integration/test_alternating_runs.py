@@ -1,0 +1,73 @@
+"""Two runs of a script on two CPU devices that alternate."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+
+from nfold.core.interleave import SLICES
+from nfold.core.measurement import Measurement
+from nfold.core.plan import Plan
+from nfold.core.workload import Workload
+from nfold.explain.design import Trial
+from nfold.launch.launch_spec import RunOptions, StartCallback
+from nfold.launch.workload_run import run
+from nfold.telemetry.machine_inspection import inspect_machine
+from nfold.tune.runs.alternating_runs import log_ratio, run_alternating
+
+pytestmark = pytest.mark.integration
+SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
+STEPS = 18
+
+
+@pytest.fixture
+def plan() -> Plan:
+    if inspect_machine().cores < 2:
+        pytest.skip("a CPU device needs a core of its own")
+    return Plan(
+        device="cpu", devices=2, cores_per_device=1, strategy="ddp", steps=STEPS, warmup_steps=4
+    )
+
+
+def _run(
+    plan: Plan, results: Path, number: int, on_start: StartCallback, *script: str
+) -> Measurement:
+    options = RunOptions(results=results, alternates=True, on_start=on_start)
+    workload = Workload.from_script(*(script or (SCRIPT, "usual")))
+    return run(workload, plan, machine=inspect_machine(), repeat=number, options=options)
+
+
+def test_one_run_trains_while_the_other_waits(plan: Plan, tmp_path: Path) -> None:
+    pair = run_alternating(
+        lambda on_start: _run(plan, tmp_path, 1, on_start),
+        lambda on_start: _run(plan, tmp_path, 2, on_start),
+    )
+    for one in pair:
+        assert one.status == "ok", one.cause
+        assert {tuple(dict.fromkeys(rank.slots)) for rank in one.ranks} == {tuple(range(SLICES))}
+        assert {len(rank.step_ms) for rank in one.ranks} == {STEPS}
+    windows = sorted(
+        (window.start_s, window.start_s + window.seconds, number)
+        for number, one in enumerate(pair)
+        for window in one.ranks[0].windows
+    )
+    assert [number for number, _ in groupby(number for _, _, number in windows)] == [0, 1] * SLICES
+    assert all(before[1] <= after[0] for before, after in pairwise(windows))
+    assert math.isfinite(log_ratio(Trial(plan=plan), *pair))
+
+
+def test_a_run_goes_on_without_the_other(plan: Plan, tmp_path: Path) -> None:
+    fails = tmp_path / "fails.py"
+    fails.write_text("raise ValueError('at once')\n")
+    failed, alone = run_alternating(
+        lambda on_start: _run(plan, tmp_path, 1, on_start, str(fails)),
+        lambda on_start: _run(plan, tmp_path, 2, on_start),
+    )
+    assert failed.status == "crashed"
+    assert alone.status == "ok", alone.cause
+    assert {len(rank.step_ms) for rank in alone.ranks} == {STEPS}
+    with pytest.raises(ValueError, match=f"0 of {SLICES} slices"):
+        log_ratio(Trial(plan=plan), failed, alone)
