@@ -48,7 +48,7 @@ def with_a_slow_rank(folder: Path, name: str) -> dict[str, Any]:
     """What nfold says of a script whose second rank works for 10 ms more in every step."""
     for _ in range(5):
         # On a busy machine the time is over before the rank is known; the next one goes on.
-        found = explained(folder, name, "20s")
+        found = explained(folder, name, "60s")
         first = found["budget"][0] if found["budget"] else {}
         if first.get("cause") == "imbalance" and first["lost_ms"]["value"] > 5:
             break
