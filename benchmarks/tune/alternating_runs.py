@@ -1,4 +1,4 @@
-"""How far two runs of the same script differ, one after the other and alternating.
+"""Compares equal runs of a script in pairs: one after the other, and alternating.
 
 Printed is the standard deviation of the logarithm of the ratio of their step times, which is 0
 without noise, and the seconds that a pair of runs takes.
@@ -28,8 +28,9 @@ from nfold.tune.runs.alternating_runs import log_ratio, run_alternating
 def log_time(trial: Trial, measurement: Measurement) -> float:
     if measurement.status != "ok":
         raise SystemExit(f"{measurement.status}: {measurement.cause}")
-    metrics = trial.metrics(measurement)
-    return math.log(metrics["step"] + metrics.get("gap", 0.0))
+    step_ms = trial.step_and_gap_ms(measurement)
+    assert step_ms is not None
+    return math.log(step_ms)
 
 
 def main() -> None:

@@ -151,11 +151,11 @@ def environment() -> dict[str, str]:
 
 def rate(measurement: Measurement, trial: Trial) -> float:
     """Return the samples per second of all ranks, ends of epochs included."""
-    metrics = trial.metrics(measurement)
-    step_s = (metrics["step"] + metrics.get("gap", 0.0)) / 1e3
+    step_ms = trial.step_and_gap_ms(measurement)
+    assert step_ms is not None
     windows = [window for rank in measurement.ranks for window in rank.windows]
     steps = sum(window.steps for window in measurement.ranks[0].windows)
-    return sum(window.samples for window in windows) / steps / step_s
+    return 1e3 * sum(window.samples for window in windows) / steps / step_ms
 
 
 def free_plan(plan: Plan, devices: int) -> Plan:

@@ -42,10 +42,8 @@ def alternating_slots(plan: Plan) -> tuple[Slot, ...]:
     The run waits before each of the slots whose steps are discarded. Meanwhile loader workers fill
     their queues, so that these slots are as long as the warm-up. The last of them is its end.
     """
-    slice_steps = math.ceil((plan.steps or 1) / SLICES)
-    slice_steps = round_to_loader_cycle(slice_steps, plan, most=2 * slice_steps)
-    settle = max(SETTLE_STEPS, plan.warmup_steps or 0) if plan.workers else SETTLE_STEPS
-    slots = ((Slot(None, settle), Slot(number, slice_steps)) for number in range(SLICES))
+    steps, settle = _slot_steps(plan, SLICES), _refill_steps(plan) if plan.workers else SETTLE_STEPS
+    slots = ((Slot(None, settle), Slot(number, steps)) for number in range(SLICES))
     return (*itertools.chain.from_iterable(slots), Slot(None, 1))
 
 
@@ -79,11 +77,10 @@ def schedule_slots(variants: Sequence[Variant], plan: Plan) -> tuple[Slot, ...]:
     Therefore variants with real input are adjacent, every other cycle runs in reverse order, and
     there are fewer cycles if settling is long.
     """
-    steps, refill = plan.steps or 1, max(SETTLE_STEPS, plan.warmup_steps or 0)
+    steps, refill = plan.steps or 1, _refill_steps(plan)
     order = sorted(range(len(variants)), key=lambda index: variants[index].input)
     cycles = MAX_CYCLES if steps >= max(refill, MIN_STEPS_FOR_MAX_CYCLES) else MAX_CYCLES // 2
-    slot_steps = math.ceil(steps / cycles)
-    slot_steps = round_to_loader_cycle(slot_steps, plan, most=2 * slot_steps)
+    slot_steps = _slot_steps(plan, cycles)
     sequence = [index for cycle in range(cycles) for index in order[:: -1 if cycle % 2 else 1]]
     slots: list[Slot] = []
     before = Variant()
@@ -99,3 +96,14 @@ def schedule_slots(variants: Sequence[Variant], plan: Plan) -> tuple[Slot, ...]:
         slots.append(Slot(index, slot_steps * len(list(run))))
         before = now
     return tuple(slots)
+
+
+def _slot_steps(plan: Plan, count: int) -> int:
+    """Return the steps of each of ``count`` slots."""
+    steps = math.ceil((plan.steps or 1) / count)
+    return round_to_loader_cycle(steps, plan, most=2 * steps)
+
+
+def _refill_steps(plan: Plan) -> int:
+    """Return the steps after which the queues of a loader are as full as usual."""
+    return max(SETTLE_STEPS, plan.warmup_steps or 0)

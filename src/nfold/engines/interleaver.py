@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.core.interleave import Slot, alternating_slots, schedule_slots
+from nfold.core.interleave import SLICES, Slot, alternating_slots, schedule_slots
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.engines.base import Observer, Task
 from nfold.engines.recorder import Recorder, RunLength, plan_length
@@ -56,7 +56,6 @@ class Interleaver:
 
     def __post_init__(self) -> None:
         self._slots = [*_slots(self.task)]
-        self._slices = 0
 
     @property
     def is_finished(self) -> bool:
@@ -72,9 +71,8 @@ class Interleaver:
         if self.task.alternates:
             if slot.variant_index is None:
                 self.observer.wait_for_other_ranks(steps_done)
-                self.observer.wait_for_slice(self._slices)
-            else:
-                self._slices += 1
+                left = sum(one.variant_index is not None for one in self._slots)
+                self.observer.wait_for_slice(SLICES - left)
             return slot.steps
         measured = slot if slot.variant_index is not None else self._slots[0]
         before, now = self.active_variant.current, variants[measured.variant_index or 0]

@@ -56,6 +56,14 @@ class Trial:
         """Return all metrics of a measurement of the trial; empty if nothing was timed."""
         return compute_metrics(measurement, ranks_synchronize=self.ranks_synchronize)
 
+    def step_and_gap_ms(self, measurement: Measurement) -> float | None:
+        """Return the milliseconds of a step with its share of the gaps between epochs.
+
+        None if no step was timed.
+        """
+        metrics = self.metrics(measurement)
+        return metrics["step"] + metrics.get("gap", 0.0) if "step" in metrics else None
+
     def edit(self, **changes: Any) -> Trial:
         """Return the trial with another plan."""
         return Trial(plan=self.plan.edit(**changes), variant=self.variant)

@@ -6,9 +6,9 @@ What the machine does over seconds then changes both alike, and only the ratio o
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, pairwise
 from math import log
 from pathlib import Path
@@ -18,36 +18,34 @@ from nfold.core.interleave import SLICES
 from nfold.core.measurement import Measurement
 from nfold.explain.design import Trial
 from nfold.launch.handoff import HandoffFolder
+from nfold.launch.launch_spec import StartCallback
 
 POLL_S = 0.002
-StartedRun = Callable[[Callable[[Path], None]], Measurement]
+StartRun = Callable[[StartCallback], Measurement]
 """Runs a script that alternates, and calls the argument with the folder of the run first."""
 
 
-def run_alternating(first: StartedRun, second: StartedRun) -> tuple[Measurement, Measurement]:
+def run_alternating(first: StartRun, second: StartRun) -> tuple[Measurement, Measurement]:
     """Return the measurements of two runs, of which one trains while the other one waits.
 
     After their warm-ups, ``first`` begins. A run continues without waiting when the other one has ended.
     Raises what one of the runs raises.
     """
-    runs = [_Run(first), _Run(second)]
-    for one in runs:
-        one.thread.start()
-    while any(one.thread.is_alive() for one in runs):
-        _let_next_train(runs)
-        time.sleep(POLL_S)
-    return runs[0].result(), runs[1].result()
+    with ThreadPoolExecutor(2) as threads:
+        runs = [_Run(threads, first), _Run(threads, second)]
+        while not all(one.measurement.done() for one in runs):
+            _let_next_train(runs)
+            time.sleep(POLL_S)
+    return runs[0].measurement.result(), runs[1].measurement.result()
 
 
 class _Run:
     """One of the two runs, in a thread."""
 
-    def __init__(self, start: StartedRun) -> None:
-        self._start = start
+    def __init__(self, threads: ThreadPoolExecutor, start: StartRun) -> None:
         self._folder: HandoffFolder | None = None
-        self._found: Measurement | BaseException | None = None
         self._allowed = 0
-        self.thread = threading.Thread(target=self._run, name="alternating run")
+        self.measurement: Future[Measurement] = threads.submit(start, self._note_folder)
 
     @property
     def slices(self) -> int | None:
@@ -55,21 +53,9 @@ class _Run:
         return self._folder.slices.read_done() if self._folder is not None else None
 
     def allow(self, count: int) -> None:
-        if self._folder is not None and count > self._allowed and self.thread.is_alive():
+        if self._folder is not None and count > self._allowed and not self.measurement.done():
             self._folder.slices.allow(count)
             self._allowed = count
-
-    def result(self) -> Measurement:
-        if isinstance(self._found, BaseException):
-            raise self._found
-        assert self._found is not None
-        return self._found
-
-    def _run(self) -> None:
-        try:
-            self._found = self._start(self._note_folder)
-        except BaseException as error:
-            self._found = error
 
     def _note_folder(self, folder: Path) -> None:
         self._folder = HandoffFolder(folder)
@@ -78,7 +64,7 @@ class _Run:
 def _let_next_train(runs: Sequence[_Run]) -> None:
     """Allow the slice that is due; ``SLICES`` + 1 lets a run end."""
     for one, other in (runs, runs[::-1]):
-        if not other.thread.is_alive():
+        if other.measurement.done():
             one.allow(SLICES + 1)
     first, second = (one.slices for one in runs)
     if first is None or second is None:
@@ -104,7 +90,7 @@ def _log_times(trial: Trial, measurement: Measurement) -> list[float]:
     """Return the logarithm of the time per step of each slice."""
     ranks = [rank.split_windows(rank.slots, SLICES) for rank in measurement.ranks]
     parts = [dataclasses.replace(measurement, ranks=one) for one in zip(*ranks, strict=True)]
-    found = [metrics for metrics in map(trial.metrics, parts) if "step" in metrics]
+    found = [ms for ms in map(trial.step_and_gap_ms, parts) if ms is not None]
     if len(found) < SLICES:
         raise ValueError(f"{len(found)} of {SLICES} slices have steps")
-    return [log(metrics["step"] + metrics.get("gap", 0.0)) for metrics in found]
+    return [log(ms) for ms in found]

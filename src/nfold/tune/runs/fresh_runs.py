@@ -47,8 +47,8 @@ class FreshRuns:
     ``original`` is the trial without remedies. Trials with the strategy of a conversion are run by
     ``converted_runner``, others by ``runner``. A run that ends with a warning of wrong training has
     failed, unless the original has the same: its kinds are ``author_caveats``.
-    ``draws_random_numbers``: whether the model draws some, as for dropout. A run gets more than the usual time
-    limit only from what ``reserved_s``, the seconds for the verification, leaves.
+    ``draws_random_numbers``: whether the model draws some, as for dropout. A run gets more than the
+    usual time limit only from what ``reserved_s``, the seconds for the verification, leaves.
     """
 
     runner: WorkloadRunner
@@ -93,8 +93,9 @@ class FreshRuns:
         if losses := first_losses(measurement):
             self._losses.setdefault(key, []).append(losses)
         self._samples[key] = sample_hash(measurement)
-        metrics = trial.metrics(measurement)
-        return (metrics["step"] + metrics.get("gap", 0.0)) / (trial.plan.batch or 1)
+        step_ms = trial.step_and_gap_ms(measurement)
+        assert step_ms is not None  # else it has failed
+        return step_ms / (trial.plan.batch or 1)
 
     def run(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | str:
         """Return the measurement of a run, or why it failed."""
