@@ -77,6 +77,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "instrument/*",
         "explain/*",
         "interventions/execution/random_seed.py",
+        "tune/runs/pair_series.py",
     ),
     "pyarrow": ("data/*",),
     "PIL": ("data/*",),

@@ -72,7 +72,7 @@ def main() -> None:
             for each in pair:
                 log_time(trial, each)
             ratios["one after the other"].append(second - first)
-            ratios["alternating"].append(log_ratio(trial, *pair))
+            ratios["alternating"].append(log_ratio(*((trial, one) for one in pair)))
             seconds["one after the other"].append(middle - begin)
             seconds["alternating"].append(time.monotonic() - middle)
             print({name: round(values[-1], 3) for name, values in ratios.items()}, flush=True)

@@ -16,7 +16,7 @@ from nfold.explain.design import Trial
 from nfold.launch.launch_spec import RunOptions, StartCallback
 from nfold.launch.workload_run import run
 from nfold.telemetry.machine_inspection import inspect_machine
-from nfold.tune.runs.alternating_runs import log_ratio, run_alternating
+from nfold.tune.runs.alternating_runs import CannotAlternateError, log_ratio, run_alternating
 
 pytestmark = pytest.mark.integration
 SCRIPT = str(Path(__file__).parent / "scripts" / "somebodys_ddp.py")
@@ -56,7 +56,7 @@ def test_one_run_trains_while_the_other_waits(plan: Plan, tmp_path: Path) -> Non
     )
     assert [number for number, _ in groupby(number for _, _, number in windows)] == [0, 1] * SLICES
     assert all(before[1] <= after[0] for before, after in pairwise(windows))
-    assert math.isfinite(log_ratio(Trial(plan=plan), *pair))
+    assert math.isfinite(log_ratio(*((Trial(plan=plan), one) for one in pair)))
 
 
 def test_a_run_goes_on_without_the_other(plan: Plan, tmp_path: Path) -> None:
@@ -69,5 +69,5 @@ def test_a_run_goes_on_without_the_other(plan: Plan, tmp_path: Path) -> None:
     assert failed.status == "crashed"
     assert alone.status == "ok", alone.cause
     assert {len(rank.step_ms) for rank in alone.ranks} == {STEPS}
-    with pytest.raises(ValueError, match=f"0 of {SLICES} slices"):
-        log_ratio(Trial(plan=plan), failed, alone)
+    with pytest.raises(CannotAlternateError, match=f"0 of {SLICES} slices"):
+        log_ratio((Trial(plan=plan), failed), (Trial(plan=plan), alone))

@@ -28,14 +28,20 @@ from nfold.core.fingerprint import module_file
 from nfold.core.format import terminal_safe
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement
-from nfold.core.plan import PREFETCH_BATCHES, WARMUP_STEPS, Plan, WorkloadDefaults
+from nfold.core.plan import (
+    PREFETCH_BATCHES,
+    WARMUP_STEPS,
+    Plan,
+    WorkloadDefaults,
+    prefetched_batches,
+)
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
 from nfold.core.variant import Variant
 from nfold.core.workload import MODULE_FLAG, Workload
 from nfold.engines.base import get_framework
 from nfold.explain.attribution import build_budget
-from nfold.explain.design import ExperimentDesign, Scaling, prefetched_batches
+from nfold.explain.design import ExperimentDesign, Scaling
 from nfold.explain.experiment import Experiment
 from nfold.explain.result.view import build_view
 from nfold.explain.script_probe import probe_script

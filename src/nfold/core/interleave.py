@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from nfold.core.plan import Plan
+from nfold.core.plan import Plan, prefetched_batches
 from nfold.core.variant import Variant
 from nfold.interventions.registry import REGISTRY
 
@@ -40,9 +40,11 @@ def alternating_slots(plan: Plan) -> tuple[Slot, ...]:
     """Return the slots after the warm-up of a run that alternates with another one.
 
     The run waits before each of the slots whose steps are discarded. Meanwhile loader workers fill
-    their queues, so that these slots are as long as the warm-up. The last of them is its end.
+    their queues, which these slots use up, if they are not longer than the warm-up. The last of
+    them is its end.
     """
-    steps, settle = _slot_steps(plan, SLICES), _refill_steps(plan) if plan.workers else SETTLE_STEPS
+    prefetched = prefetched_batches(plan.workers or 0)
+    steps, settle = _slot_steps(plan, SLICES), min(_refill_steps(plan), SETTLE_STEPS + prefetched)
     slots = ((Slot(None, settle), Slot(number, steps)) for number in range(SLICES))
     return (*itertools.chain.from_iterable(slots), Slot(None, 1))
 

@@ -57,6 +57,12 @@ PREFETCH_BATCHES = 4  # per worker of nfold's own loaders
 PREFETCH_WARMUP_FACTOR = 4
 """A warm-up of this many times the prefetched batches uses them up, unless workers are almost as
 fast as devices."""
+DEFAULT_PREFETCH_FACTOR = 2  # of torch.utils.data.DataLoader
+
+
+def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
+    """Return the batches to skip until those that workers prefetched before the first step are used."""
+    return PREFETCH_WARMUP_FACTOR * workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from nfold.core.format import pluralize
 from nfold.core.measurement import Caveat, HostGapLocation, Measurement
-from nfold.core.plan import PREFETCH_WARMUP_FACTOR, WARMUP_STEPS, Plan
+from nfold.core.plan import WARMUP_STEPS, Plan
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.variant import Variant
 from nfold.explain.metrics import GpuClockRate, Metrics, compute_metrics
@@ -20,7 +20,6 @@ from nfold.explain.metrics import GpuClockRate, Metrics, compute_metrics
 WHOLE_EPOCHS = 3
 # A prime: work that a script does after every 5th or 10th step does not fall on an epoch boundary.
 SHORT_EPOCH_STEPS, SHORT_EPOCHS = 11, 3
-DEFAULT_PREFETCH_FACTOR = 2  # of torch.utils.data.DataLoader
 
 NO_SCRIPT = ScriptProfile()
 ONE_DEVICE = {"devices": 1, "strategy": "single"}
@@ -120,11 +119,6 @@ def over_short_epochs(trial: Trial) -> Trial:
     steps = SHORT_EPOCHS * SHORT_EPOCH_STEPS
     shorter = trial.edit(steps=steps, epochs=None, warmup_steps=SHORT_EPOCH_STEPS)
     return shorter.under(batches_per_epoch=SHORT_EPOCH_STEPS * trial.plan.accumulate)
-
-
-def prefetched_batches(workers: int, prefetch_factor: int | None = None) -> int:
-    """Return the batches to skip until those that workers prefetched before the first step are used."""
-    return PREFETCH_WARMUP_FACTOR * workers * (prefetch_factor or DEFAULT_PREFETCH_FACTOR)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from nfold.core.errors import RunFailure, UsageError
 from nfold.core.machine import Machine
 from nfold.core.measurement import Measurement, RankSamples
-from nfold.core.plan import WARMUP_STEPS, Plan
+from nfold.core.plan import WARMUP_STEPS, Plan, prefetched_batches
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.source_location import display_path
 from nfold.core.stats import median
 from nfold.core.variant import Variant
 from nfold.explain.advice.pytorch import gap_locations, may_visit_whole_data, unknown_epochs
-from nfold.explain.design import ExperimentDesign, Scaling, Trial, prefetched_batches
+from nfold.explain.design import ExperimentDesign, Scaling, Trial
 from nfold.explain.experiment import MIN_TREES, Experiment
 from nfold.explain.metrics import loading_ms_per_step
 from nfold.explain.time_budget import TimeBudget

@@ -45,7 +45,7 @@ from nfold.explain.periodic import (
     without_affected_steps,
 )
 from nfold.explain.result.budget import LARGER_BUDGET_HINT, NOT_ENOUGH_TIME, lacked_time
-from nfold.launch.launch_spec import RunOptions
+from nfold.launch.launch_spec import RunOptions, StartCallback
 from nfold.launch.script_run import PLAN_VARIABLE
 from nfold.launch.verdict import HANG_TIMEOUT_HINT
 from nfold.launch.workload_run import split_by_variant
@@ -322,6 +322,17 @@ class WorkloadRunner:
         measurement = self._run(self._effective(trial), number, limit_s)
         self.store.append(measurement)
         return measurement
+
+    def measure_alternating(
+        self, trial: Trial, number: int, limit_s: float, on_start: StartCallback
+    ) -> Measurement:
+        """Run the trial in a fresh process tree that alternates with another one.
+
+        The measurement is not stored: both run in threads, and a store belongs to one.
+        """
+        alternating = dataclasses.replace(self.options, alternates=True, on_start=on_start)
+        runner = dataclasses.replace(self, options=alternating)
+        return runner._run(self._effective(trial), number, limit_s)
 
     def shared_trial(self, trial: Trial) -> Trial | None:
         """Return the key of the process trees that can run the trial; None: only its own."""

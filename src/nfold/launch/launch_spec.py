@@ -9,6 +9,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -188,11 +189,13 @@ class AgentServer:
 
     It starts with the first run, which has an agent of its own. It is replaced if it has imported
     what a run does not, but starts ``MAX_STARTS`` times at most: its imports take a core. With
-    ``script``, the file of one, it imports what this imports as soon as it starts.
+    ``script``, the file of one, it imports what this imports as soon as it starts. Runs that
+    alternate share it.
     """
 
     def __init__(self, script: str = "") -> None:
         self._script = script
+        self._lock = threading.Lock()
         self._server: subprocess.Popen[bytes] | None = None
         self._starts = 0
 
@@ -216,24 +219,25 @@ class AgentServer:
         what the ranks will import. Needs ``adopt_orphans``. A request to ``stop`` ends the wait for
         imports.
         """
-        started = None
-        if self._server is not None:
-            request = WarmRequest(
-                folder=str(folder.path.absolute()),
-                environment=dict(environment),
-                libraries=libraries,
-                rank_command=launch.command if launch.processes == 1 else (),
-            )
-            with contextlib.suppress(OSError):  # it was killed
-                _send(self._server, request)
-                started = _answer(self._server, stop or StopRequest())
-        if started is not None and not is_child(started.pid):
-            started = None  # nobody adopts orphans here; the agent ends by itself
-        if started is None or started.is_unfit:
-            self.close()
-            if self._starts < MAX_STARTS:
-                self._starts += 1
-                self._server = self._start(launch.library_environment, libraries)
+        with self._lock:
+            started = None
+            if self._server is not None:
+                request = WarmRequest(
+                    folder=str(folder.path.absolute()),
+                    environment=dict(environment),
+                    libraries=libraries,
+                    rank_command=launch.command if launch.processes == 1 else (),
+                )
+                with contextlib.suppress(OSError):  # it was killed
+                    _send(self._server, request)
+                    started = _answer(self._server, stop or StopRequest())
+            if started is not None and not is_child(started.pid):
+                started = None  # nobody adopts orphans here; the agent ends by itself
+            if started is None or started.is_unfit:
+                self.close()
+                if self._starts < MAX_STARTS:
+                    self._starts += 1
+                    self._server = self._start(launch.library_environment, libraries)
         return None if started is None else ForkedProcess(started.pid)
 
     def _start(

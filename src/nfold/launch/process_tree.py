@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakSet
 
 import psutil
 
@@ -92,12 +94,15 @@ class ProcessTree:
     whose parent has ended.
     """
 
+    _alive: ClassVar[WeakSet[ProcessTree]] = WeakSet()  # two while runs alternate
+
     def __init__(self, root: subprocess.Popen[bytes] | ForkedProcess, marker: str) -> None:
         self.root = root
         self._marker = marker
         self._processes: dict[int, psutil.Process] = {}
         self._add(root.pid)
         self._own_children = {child.pid for child in psutil.Process().children()}
+        self._alive.add(self)
 
     def track(self, identity: ProcessIdentity) -> None:
         """Add a process that reports, if it descends from the root or has the marker of the run."""
@@ -152,6 +157,7 @@ class ProcessTree:
             self.signal(pid, signal.SIGKILL)
         deadline = time.monotonic() + KILL_TIMEOUT_S
         self.root.wait()
+        self._alive.discard(self)
         others = [p for p in self._processes.values() if p.pid != self.root.pid]
         _, alive = psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
         return [process.pid for process in alive if not _is_zombie(process)]
@@ -160,8 +166,11 @@ class ProcessTree:
         """Return id and command of processes that the run left behind, after ``kill``.
 
         They have neither a parent of the tree nor its marker: started in a session of their own
-        with another environment. Needs ``adopt_orphans``.
+        with another environment. Needs ``adopt_orphans``. None are known while another tree runs,
+        because they may be its own.
         """
+        if self._alive:
+            return []
         found = []
         for child in psutil.Process().children():
             if child.pid in self._own_children or child.pid in self._processes:

@@ -1,6 +1,6 @@
 """The search of ``nfold tune``: explain, try remedies, keep what wins, verify in fresh runs.
 
-Every try is a run in a fresh process tree, alternating with runs of the best settings so far. A
+Every try is a run in a fresh process tree, in a pair with one of the best settings so far. A
 remedy is kept if its gain is above 1 %, with an interval that allows for the number of remedies. It
 is given up if it gains less than the noise between runs of equal settings, or is not clearly faster
 after a few. If there is no time to try all of them alone, the one from which the explanation expects
@@ -12,16 +12,16 @@ from runs that took no part in choosing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
 from nfold.core.format import pluralize
-from nfold.core.plan import WARMUP_STEPS, Plan
+from nfold.core.plan import WARMUP_STEPS, Plan, prefetched_batches
 from nfold.core.script_profile import ScriptProfile
 from nfold.core.stats import Interval
 from nfold.explain.attribution import build_budget
-from nfold.explain.design import ExperimentDesign, Trial, prefetched_batches
+from nfold.explain.design import ExperimentDesign, Trial
 from nfold.explain.experiment import Experiment
 from nfold.explain.result.budget import Budget
 from nfold.explain.time_budget import TimeBudget
@@ -41,8 +41,9 @@ from nfold.tune.remedies import (
     values_to_try,
 )
 from nfold.tune.result import ConvertedScript, EditedCopy, Tried, TuneResult, Verification
-from nfold.tune.runs.fresh_runs import MIN_GAIN, FreshRuns, TuneEvents
-from nfold.tune.runs.run_series import is_gain
+from nfold.tune.runs.fresh_runs import MIN_GAIN, NOISE_LABEL, FreshRuns, TuneEvents
+from nfold.tune.runs.loss_record import LossRecord
+from nfold.tune.runs.pair_series import is_gain
 from nfold.tune.runs.verification import LEAST_PAIRS, FinalComparison, pairs_to_confirm
 
 SEED = 1
@@ -50,9 +51,8 @@ RUN_S = 4.0  # of timed steps in a run: runs differ more than the steps of one
 MIN_STEPS, MAX_STEPS, MAX_WARM_UP = 20, 400, 40
 EXPLAIN_FRACTION, AGAIN_FRACTION, VERIFY_FRACTION = 0.3, 0.15, 0.2  # of the time budget, at most
 EXPLAIN_ROUNDS = 2  # of trials: to order the remedies, wide intervals suffice
-MAX_RUNS_BETWEEN = 3  # of others, between two runs of the best so far
-USUAL_TRIES, MAX_TRIES = 4, 8  # runs of one remedy; more than usual if it seems to gain
-RUNS_PER_REMEDY = 3  # with less time, remedies are first tried together
+USUAL_TRIES, MAX_TRIES = 4, 8  # pairs of one remedy; more than usual if it seems to gain
+PAIRS_PER_REMEDY = 3  # with less time, remedies are first tried together
 
 ExplainStep = Callable[[WorkloadRunner, float], tuple[ExperimentDesign, Experiment]]
 """Explains within so many seconds; the runner applies the remedies that are kept."""
@@ -76,7 +76,10 @@ class TrialComparison:
 
 @dataclass
 class Search:
-    """One tuning while it runs. ``allowed``: permissions of remedies that change the training."""
+    """One tuning while it runs. ``allowed``: permissions of remedies that change the training.
+
+    ``alternates``: whether two runs of the target can alternate.
+    """
 
     runner: WorkloadRunner
     explain: ExplainStep
@@ -87,6 +90,7 @@ class Search:
     edit_script: EditScript
     convert_script: ConvertScript
     allowed: frozenset[str] = frozenset()
+    alternates: bool = False
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _runs: FreshRuns = field(init=False)
@@ -111,12 +115,11 @@ class Search:
             original=self._original(design, budget.n_devices.step_ms.value / 1e3),
             reserved_s=lambda: self._verifying_s,
             author_caveats=frozenset(caveat.kind for caveat in design.probe_caveats),
-            draws_random_numbers=design.facts.draws_random_numbers,
+            losses=LossRecord(draws_random_numbers=design.facts.draws_random_numbers),
+            alternates=self.alternates,
         )
-        for _ in range(2):
-            runs.measure(runs.original)
-        if runs.series.count(runs.original) == 0:
-            raise RunFailure(f"the original cannot be run: {runs.failures[runs.original]}")
+        if (failure := runs.measure(runs.original, runs.original, NOISE_LABEL)) is not None:
+            raise RunFailure(f"the original cannot be run: {failure}")
         self._convert(design)
         left = self._search(design, budget)
         self._try_pairs()
@@ -130,7 +133,8 @@ class Search:
             kept=tuple(self.kept),
             tried=tuple(self.tried),
             verification=verification,
-            losses=self._conversion_losses or runs.loss_summary(self._best, self.kept),
+            losses=self._conversion_losses
+            or runs.losses.summary(runs.original, self._best, self.kept),
             budget=budget,
             final_budget=left if self.kept else budget,
             profile=design.profile,
@@ -147,8 +151,8 @@ class Search:
     def _sufficient_s(self) -> float:
         """A time budget that would also have tried each remedy for which there was no time."""
         untried = sum(one.lacked_time for one in self.tried)
-        runs = self._runs.count + RUNS_PER_REMEDY * untried
-        seconds = runs * self._runs.typical_s + self._verifying_s
+        pairs = self._runs.pair_count + PAIRS_PER_REMEDY * untried
+        seconds = pairs * self._runs.typical_s + self._verifying_s
         return seconds / (1 - EXPLAIN_FRACTION - AGAIN_FRACTION)
 
     def _explained(self, fraction: float) -> tuple[ExperimentDesign, Budget]:
@@ -183,7 +187,7 @@ class Search:
         if found.obstacle:
             self._note(remedy, "refused", reason=found.obstacle)
             return
-        if self.stop or not self._time_for(4):
+        if self.stop or not self._time_for(3):
             self._note_without_time(remedy)
             return
         check = run_check(found, self.runner, runs.original, trial, runs.run)
@@ -219,7 +223,7 @@ class Search:
                 and not (unused and one.sets_loader)
             ]
         remedies = self._with_edits(remedies, design)
-        if not self._time_for(RUNS_PER_REMEDY * len(remedies)):
+        if not self._time_for(PAIRS_PER_REMEDY * len(remedies)):
             self._try_all([one for one in remedies[:1] if one.is_promising])
             decided = {one.remedy.name for one in self.tried}
             others = [one for one in remedies if one.name not in decided]
@@ -350,9 +354,12 @@ class Search:
     def _compare(self, trial: Trial, label: str, *tried: Remedy) -> TrialComparison:
         """Run ``trial``, which has ``tried``, and the best so far until their gain is decided."""
         runs, best, gain = self._runs, self._best, None
-        for number, is_measured in enumerate(self._alternate(best, trial, label, MAX_TRIES)):
-            if not is_measured:
-                return TrialComparison(failure=runs.failures[trial])
+        for number in range(MAX_TRIES):
+            if self.stop or not self._time_for(1):
+                break
+            failure = runs.measure(best, trial, label)
+            if failure is not None:
+                return TrialComparison(failure=failure)
             objection = runs.objection(trial, (*self.kept, *tried))
             if objection is not None:
                 return TrialComparison(objection=objection)
@@ -362,15 +369,6 @@ class Search:
             ):
                 break
         return TrialComparison(gain=gain)
-
-    def _alternate(self, best: Trial, other: Trial, label: str, count: int) -> Iterator[bool]:
-        """Run ``other`` up to so many times, and ``best`` between; yield whether it was measured."""
-        for number in range(count):
-            if self.stop or not self._time_for(2 if number else 1):
-                return
-            if number or self._runs.series.runs_since(best) >= MAX_RUNS_BETWEEN:
-                self._runs.measure(best)
-            yield self._runs.measure(other, label)
 
     def _is_gain(self, gain: Interval | None) -> bool:
         return gain is not None and is_gain(gain, MIN_GAIN)
@@ -403,7 +401,7 @@ class Search:
             return
         first, second = left[0].remedy, left[1].remedy
         trial = apply_all((first, second), self._best)
-        if self.stop or not self._time_for(4) or not self._is_allowed(trial):
+        if self.stop or not self._time_for(2) or not self._is_allowed(trial):
             return
         found = self._compare(trial, f"{first.label} with {second.label}", first, second)
         if self._is_gain(found.gain):
@@ -415,7 +413,7 @@ class Search:
     def _prune(self, group: Sequence[Remedy]) -> None:
         """Drop those of ``group`` without which training is as fast: all, or some of them."""
         others = [one for one in self.kept if one not in group]
-        if self.stop or not group or len(self.kept) < 2 or not self._time_for(2):
+        if self.stop or not group or len(self.kept) < 2 or not self._time_for(1):
             return
         if others:
             gain = self._gain_over(others, group)
@@ -438,15 +436,20 @@ class Search:
 
     def _gain_over(self, others: list[Remedy], group: Sequence[Remedy]) -> Interval | None:
         """Return the gain of ``group`` beside ``others``; None if they alone do not run."""
-        final, without = self._best, apply_all(others, self._runs.original)
+        runs, final = self._runs, self._best
+        without = apply_all(others, runs.original)
         if not self._is_allowed(without):
             return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
-        for is_measured in self._alternate(final, without, label, 2):
-            if not is_measured:
+        for _ in range(2):
+            if (
+                self.stop
+                or not self._time_for(1)
+                or runs.measure(final, without, label) is not None
+            ):
                 break
-            gain = self._runs.gain(without, final)
+            gain = runs.gain(without, final)
             if self._is_decided(gain):
                 break
         return gain
@@ -472,16 +475,16 @@ class Search:
         return FinalComparison(runs, self.kept, self.stop, copy, copy_runner).verify()
 
     def _time_for(self, count: int, *, extra_s: float = 0.0) -> bool:
-        """Return whether so many runs fit before the time that verification needs."""
-        run_s = max(self._runs.typical_s, self._runs.seconds_of(self._best))
-        return count * run_s + extra_s + self._verifying_s <= self.time_budget.remaining_s
+        """Return whether so many pairs fit before the time that verification needs."""
+        pair_s = max(self._runs.typical_s, self._runs.seconds_of(self._best))
+        return count * pair_s + extra_s + self._verifying_s <= self.time_budget.remaining_s
 
     @property
     def _verifying_s(self) -> float:
         """Seconds that the verification needs: for two pairs, or as many as confirm what is kept."""
         runs = self._runs
         gain = runs.gain(runs.original, self._best) if self.kept else None
-        pair_s = runs.seconds_of(runs.original) + runs.seconds_of(self._best)
+        pair_s = runs.seconds_of(self._best)
         usual_s = pairs_to_confirm(gain, runs.series.noise()) * pair_s
         return max(LEAST_PAIRS * pair_s, min(usual_s, VERIFY_FRACTION * self.time_budget.budget_s))
 

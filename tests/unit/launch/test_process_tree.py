@@ -175,6 +175,21 @@ def test_a_process_that_was_detached_is_named_and_left_running() -> None:
     child.wait()
 
 
+def test_what_was_detached_is_not_known_while_another_tree_runs() -> None:
+    """Two runs alternate, and a process that one of them started is a child of nfold."""
+    with (
+        subprocess.Popen(["sleep", "600"]) as first,
+        subprocess.Popen(["sleep", "600"]) as second,
+    ):
+        trees = [ProcessTree(process, MARKER) for process in (first, second)]
+        with subprocess.Popen(["sleep", "600"]) as later:
+            trees[0].kill()
+            assert trees[0].detached() == []
+            trees[1].kill()
+            assert [pid for pid, _ in trees[1].detached()] == [later.pid]
+            later.kill()
+
+
 def test_idle_is_a_process_whose_tree_uses_no_cpu_time(bystander: subprocess.Popen[bytes]) -> None:
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
     with subprocess.Popen([sys.executable, "-c", parent]) as busy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -12,12 +13,11 @@ from nfold.core.stats import Interval
 from nfold.engines.simulated import Scenario
 from nfold.explain.design import Trial
 from nfold.explain.time_budget import TimeBudget
-from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.remedies import Remedy
 from nfold.tune.result import EditedCopy, Verification
-from nfold.tune.runs.fresh_runs import FreshRuns, TuneEvents
-from nfold.tune.runs.run_series import NoisePool
+from nfold.tune.runs.fresh_runs import Arm, FreshRuns, TuneEvents
+from nfold.tune.runs.pair_series import NoisePool, Pair
 from nfold.tune.runs.verification import (
     LEAST_PAIRS,
     MAX_PAIRS,
@@ -30,22 +30,22 @@ FAILURE = "crashed: an error of the copy"
 
 
 class TimedRuns(FreshRuns):
-    """Runs of a second each. ``ms`` has the time of a sample by what runs, None if it fails."""
+    """Pairs of two seconds each. ``ms`` has the time of a sample by what runs, None if it fails."""
 
     ms: dict[str, float | None]
     order: list[str]
 
-    def run_once(
-        self, trial: Trial, label: str, runner: WorkloadRunner | None = None, key: object = None
-    ) -> float | None:
+    def run_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
         what = label.removeprefix("verifying: ")
         self.order.append(what)
-        self._last_seconds[key or trial] = 1.0
-        found = self.ms[what]
-        if found is None:
-            self.failures[trial] = FAILURE
+        self._pair_seconds[new.key] = [2.0]
+        old_ms, new_ms = self.ms["original"], self.ms[what]
+        if new_ms is None:
+            self.failures[new.key] = FAILURE
             return None
-        return found * random.Random(len(self.order)).gauss(1.0, 0.002)
+        assert old_ms is not None
+        noise = random.Random(len(self.order)).gauss(0.0, 0.003)
+        return Pair(old.key, new.key, old_ms, new_ms, math.log(old_ms / new_ms) + noise)
 
 
 def verify(
@@ -59,7 +59,7 @@ def verify(
     costs = Scenario(compute_ms_per_sample=1.0)
     runner = target(costs, Memory(), script_runner(costs))
     order: list[str] = []
-    budget = TimeBudget(seconds, now=lambda: float(len(order)))
+    budget = TimeBudget(seconds, now=lambda: 2.0 * len(order))
     original = Trial(plan=Plan(batch=10))
     runs = TimedRuns(runner, budget, TuneEvents(), original, reserved_s=lambda: 0.0)
     runs.ms, runs.order = ms, order
@@ -70,7 +70,7 @@ def verify(
 
 def test_runs_of_a_good_copy_count_for_the_gain() -> None:
     found, order = verify(3.0, original=20.0, final=10.0, copy=10.0)
-    assert order == ["final", "original", "original", "copy"]
+    assert order == ["final", "copy"]
     assert found.pairs == 2
     assert found.copy_objection is None
     assert found.holds
@@ -124,7 +124,7 @@ def test_settings_that_fail_do_not_run_again() -> None:
 
 def test_a_precise_gain_ends_the_pairs() -> None:
     found, order = verify(100.0, with_copy=False, original=20.0, final=10.0)
-    assert len(order) < 12
+    assert len(order) < MAX_PAIRS
     assert found.pairs == order.count("final") >= 3
     assert found.gain is not None
     assert found.gain.low is not None
@@ -144,5 +144,5 @@ def test_a_precise_gain_ends_the_pairs() -> None:
 def test_the_pairs_that_a_gain_needs_depend_on_the_noise(
     gain: float, noise: float, expected: int
 ) -> None:
-    pool = NoisePool(squares=20 * noise**2, degrees_of_freedom=20)
+    pool = NoisePool(squares=20 * 2 * noise**2, degrees_of_freedom=20)  # of both runs
     assert pairs_to_confirm(Interval(gain), pool) == expected

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, DistributedSampler
 
 from nfold.core.errors import Unsupported
+from nfold.core.plan import DEFAULT_PREFETCH_FACTOR
 from nfold.core.script_profile import DataLoaderProfile
 from nfold.core.source_location import current_user_line, user_stack
 from nfold.engines.base import Task
@@ -398,7 +399,6 @@ class EpochListener(Protocol):
 
 MIN_PASSES_OF_ONE_STEP = 2
 EPOCH_SET_ATTRIBUTE = "_nfold_epoch_set"  # attribute of a DistributedSampler
-DEFAULT_PREFETCH_FACTOR = 2  # PyTorch's default
 WORKER_ARGUMENTS = ("persistent_workers", "prefetch_factor", "in_order")  # need workers
 
 

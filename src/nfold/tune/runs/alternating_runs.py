@@ -14,29 +14,53 @@ from math import log
 from pathlib import Path
 from statistics import fmean
 
+from nfold.core.errors import MachineUnfit
 from nfold.core.interleave import SLICES
 from nfold.core.measurement import Measurement
 from nfold.explain.design import Trial
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import StartCallback
+from nfold.launch.process_tree import adopt_orphans
 
 POLL_S = 0.002
+NO_MEMORY = ("oom", "killed")
+
+
+class CannotAlternateError(Exception):
+    """Two runs cannot alternate, although one of them alone may run."""
+
+
 StartRun = Callable[[StartCallback], Measurement]
 """Runs a script that alternates, and calls the argument with the folder of the run first."""
+MeasuredTrial = tuple[Trial, Measurement]
 
 
 def run_alternating(first: StartRun, second: StartRun) -> tuple[Measurement, Measurement]:
     """Return the measurements of two runs, of which one trains while the other one waits.
 
     After their warm-ups, ``first`` begins. A run continues without waiting when the other one has ended.
-    Raises what one of the runs raises.
+    Raises what one of the runs raises, and CannotAlternateError if both need the same file.
     """
-    with ThreadPoolExecutor(2) as threads:
+    with adopt_orphans(), ThreadPoolExecutor(2) as threads:
         runs = [_Run(threads, first), _Run(threads, second)]
         while not all(one.measurement.done() for one in runs):
             _let_next_train(runs)
             time.sleep(POLL_S)
-    return runs[0].measurement.result(), runs[1].measurement.result()
+    try:
+        return runs[0].measurement.result(), runs[1].measurement.result()
+    except MachineUnfit as error:
+        raise CannotAlternateError(str(error)) from error
+
+
+def check_room(old: Measurement, new: Measurement, *, are_equal: bool) -> None:
+    """Raise CannotAlternateError if two runs that alternated may have failed only because of that.
+
+    That is the case if there was too little memory, or if ``old`` failed, which is known to run
+    alone. If they ``are_equal``, none is to blame, whatever happened.
+    """
+    failed = [one for one in (old, new) if one.status != "ok"]
+    if any(one.status in NO_MEMORY for one in failed) or failed == [old] or (failed and are_equal):
+        raise CannotAlternateError(failed[0].status)
 
 
 class _Run:
@@ -75,13 +99,13 @@ def _let_next_train(runs: Sequence[_Run]) -> None:
         runs[1].allow(second + 1)
 
 
-def log_ratio(trial: Trial, first: Measurement, second: Measurement) -> float:
+def log_ratio(first: MeasuredTrial, second: MeasuredTrial) -> float:
     """Return the logarithm of the time per step of ``second`` over that of ``first``.
 
-    It is the mean over all neighbouring slices, so that a steady drift cancels. ``trial`` has the
-    number of devices of both. Raises ValueError if one has no steps in a slice.
+    It is the mean over all neighbouring slices, so that a steady drift cancels. Raises
+    CannotAlternateError if one has no steps in a slice: the script has ended before.
     """
-    slices = zip(_log_times(trial, first), _log_times(trial, second), strict=True)
+    slices = zip(_log_times(*first), _log_times(*second), strict=True)
     changes = [after - before for before, after in pairwise(chain.from_iterable(slices))]
     return fmean(-change if number % 2 else change for number, change in enumerate(changes))
 
@@ -92,5 +116,5 @@ def _log_times(trial: Trial, measurement: Measurement) -> list[float]:
     parts = [dataclasses.replace(measurement, ranks=one) for one in zip(*ranks, strict=True)]
     found = [ms for ms in map(trial.step_and_gap_ms, parts) if ms is not None]
     if len(found) < SLICES:
-        raise ValueError(f"{len(found)} of {SLICES} slices have steps")
+        raise CannotAlternateError(f"{len(found)} of {SLICES} slices have steps")
     return [log(ms) for ms in found]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 from nfold.core.measurement import Measurement
 from nfold.core.stats import Interval, median
@@ -13,13 +14,20 @@ from nfold.explain.result.budget import Budget
 from nfold.explain.time_budget import TimeBudget
 from nfold.explain.trials import WorkloadRunner, failure_reason
 from nfold.launch.training_checks import TRAINING_KINDS
-from nfold.tune.remedies import CONVERTED_STRATEGY, Remedy, largest_change
+from nfold.tune.remedies import CONVERTED_STRATEGY, Remedy
 from nfold.tune.result import Tried
-from nfold.tune.runs.losses import Losses, LossReference, first_losses, sample_hash
-from nfold.tune.runs.run_series import RunSeries
+from nfold.tune.runs.alternating_runs import (
+    CannotAlternateError,
+    check_room,
+    log_ratio,
+    run_alternating,
+)
+from nfold.tune.runs.loss_record import LossRecord
+from nfold.tune.runs.pair_series import Pair, PairSeries
 
 MIN_GAIN = 1.01
 LEAST_LIMIT_S, LIMIT_FACTOR, LONGEST_LIMIT_S = 120.0, 3.0, 300.0  # of a run; it may compile
+NOISE_LABEL = "the original against itself"
 FIRST_REPEAT = 1001  # numbers of repeats that no explanation uses
 
 
@@ -32,7 +40,7 @@ class TuneEvents:
     def explained(self, budget: Budget) -> None: ...
 
     def trying(self, what: str, remaining_s: float) -> None:
-        """A run starts."""
+        """A run or a pair of runs starts."""
 
     def decided(self, tried: Tried) -> None:
         """A remedy was kept or not."""
@@ -40,15 +48,26 @@ class TuneEvents:
     def verifying(self, remaining_s: float) -> None: ...
 
 
+@dataclass(frozen=True)
+class Arm:
+    """One side of a pair: a trial and who runs it. Its losses are kept under ``key``."""
+
+    trial: Trial
+    runner: WorkloadRunner
+    key: object
+
+
 @dataclass
 class FreshRuns:
-    """Runs of the original and of trials with remedies, in the order in which they are made.
+    """Pairs of runs: of the original, and of trials with remedies.
 
     ``original`` is the trial without remedies. Trials with the strategy of a conversion are run by
     ``converted_runner``, others by ``runner``. A run that ends with a warning of wrong training has
-    failed, unless the original has the same: its kinds are ``author_caveats``.
-    ``draws_random_numbers``: whether the model draws some, as for dropout. A run gets more than the
-    usual time limit only from what ``reserved_s``, the seconds for the verification, leaves.
+    failed, unless the original has the same: its kinds are ``author_caveats``. A run gets more than
+    the usual time limit only from what ``reserved_s``, the seconds for the verification, leaves.
+
+    If ``alternates``, the two runs of a pair alternate, until a pair cannot; then, and otherwise, one
+    runs after the other. ``failures``: why the last run of a key failed.
     """
 
     runner: WorkloadRunner
@@ -57,56 +76,109 @@ class FreshRuns:
     original: Trial
     reserved_s: Callable[[], float]
     author_caveats: frozenset[str] = frozenset()
-    draws_random_numbers: bool = False
+    losses: LossRecord = field(default_factory=LossRecord)
+    alternates: bool = False
     converted_runner: WorkloadRunner | None = None
-    failures: dict[Trial, str] = field(default_factory=dict)
-    series: RunSeries = field(default_factory=RunSeries)
-    _losses: dict[object, list[Losses]] = field(default_factory=dict)
-    _samples: dict[object, tuple[int, int] | None] = field(default_factory=dict)
-    _seconds: list[float] = field(default_factory=list)
-    _last_seconds: dict[object, float] = field(default_factory=dict)
+    failures: dict[object, str] = field(default_factory=dict)
+    series: PairSeries = field(default_factory=PairSeries)
+    _pair_seconds: dict[object, list[float]] = field(default_factory=dict)
+    _run_count: int = 0
 
-    @property
-    def count(self) -> int:
-        return len(self._seconds)
-
-    def measure(self, trial: Trial, label: str = "the best so far") -> bool:
-        """Run ``trial`` once more; return whether it was measured."""
-        found = self.run_once(trial, label)
-        if found is not None:
-            self.series.add(trial, found)
-        return found is not None
-
-    def run_once(
-        self, trial: Trial, label: str, runner: WorkloadRunner | None = None, key: object = None
-    ) -> float | None:
-        """Return the milliseconds per sample of a run, None if it failed.
-
-        Its seconds, losses and samples are kept under ``key``, by default the trial.
-        """
-        key = key or trial
-        measurement = self.run(trial, label, runner or self.runner_of(trial))
-        self._last_seconds[key] = self._seconds[-1]
-        if isinstance(measurement, str):
-            self.failures[trial] = measurement
+    def measure(self, old: Trial, new: Trial, label: str) -> str | None:
+        """Run a pair for the series; return why one of the two failed, or None."""
+        arms = self.arm(old), self.arm(new)
+        pair = self.run_pair(*arms, label)
+        if pair is not None:
+            self.series.pairs.append(pair)
             return None
-        if losses := first_losses(measurement):
-            self._losses.setdefault(key, []).append(losses)
-        self._samples[key] = sample_hash(measurement)
-        step_ms = trial.step_and_gap_ms(measurement)
+        return self.failures.get(arms[1].key) or f"beside it failed: {self.failures[arms[0].key]}"
+
+    def run_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
+        """Run both once; None if one failed.
+
+        If pairs cannot alternate any more, the series begins anew: its noise is another one.
+        """
+        before_s = self.time_budget.remaining_s
+        try:
+            if self.alternates:
+                pair = self._alternating_pair(old, new, label)
+        except CannotAlternateError:
+            self.alternates, self.series = False, PairSeries()
+            original = self.arm(self.original)
+            if (old, new) != (original, original):
+                first = self._successive_pair(original, original, NOISE_LABEL)
+                self.series.pairs += [first] if first is not None else []
+            before_s = self.time_budget.remaining_s
+        if not self.alternates:
+            pair = self._successive_pair(old, new, label)
+        seconds = before_s - self.time_budget.remaining_s
+        self._pair_seconds.setdefault(new.key, []).append(seconds)
+        return pair
+
+    def _alternating_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
+        """Run both, alternating. Raises CannotAlternateError if they would run one after the other."""
+        self.events.trying(label, self.time_budget.remaining_s)
+        arms, limit_s = (old, new), self._limit_s()
+        found = run_alternating(
+            *(
+                partial(arm.runner.measure_alternating, arm.trial, self._next_number(), limit_s)
+                for arm in arms
+            )
+        )
+        for arm, one in zip(arms, found, strict=True):
+            arm.runner.store.append(one)
+        check_room(*found, are_equal=old == new)
+        times = [self._noted(arm, one) for arm, one in zip(arms, found, strict=True)]
+        if times[0] is None or times[1] is None:
+            return None
+        log_steps = log_ratio((new.trial, found[1]), (old.trial, found[0]))
+        log_batches = math.log((new.trial.plan.batch or 1) / (old.trial.plan.batch or 1))
+        return Pair(old.key, new.key, times[0], times[1], log_steps + log_batches)
+
+    def _successive_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
+        """Run one after the other: every other pair in the reverse order, so that drift cancels."""
+        times: dict[object, list[float]] = {}
+        number = len(self._pair_seconds.get(new.key, ()))
+        for arm in (old, new) if number % 2 else (new, old):
+            ms = self._noted(arm, self._run(arm.trial, label, arm.runner))
+            if ms is None:
+                return None
+            times.setdefault(arm.key, []).append(ms)
+        old_ms, new_ms = times[old.key][0], times[new.key][-1]
+        return Pair(old.key, new.key, old_ms, new_ms, math.log(old_ms / new_ms))
+
+    def _noted(self, arm: Arm, found: Measurement) -> float | None:
+        """Keep the losses and samples of a run; return its milliseconds per sample, None if it failed."""
+        failure = _failure(arm.trial, found, self.author_caveats)
+        if failure is not None:
+            self.failures[arm.key] = failure
+            return None
+        self.failures.pop(arm.key, None)
+        self.losses.note(arm.key, found)
+        step_ms = arm.trial.step_and_gap_ms(found)
         assert step_ms is not None  # else it has failed
-        return step_ms / (trial.plan.batch or 1)
+        return step_ms / (arm.trial.plan.batch or 1)
 
     def run(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement | str:
-        """Return the measurement of a run, or why it failed."""
-        before_s = self.time_budget.remaining_s
-        self.events.trying(label, before_s)
-        # Compilation and searches are over before the steps that count.
-        spare_s = min(LONGEST_LIMIT_S, before_s - self.reserved_s())
-        limit_s = max(LEAST_LIMIT_S, LIMIT_FACTOR * self.typical_s, spare_s)
-        measurement = runner.measure(trial, FIRST_REPEAT + self.count, limit_s)
-        self._seconds.append(before_s - self.time_budget.remaining_s)
+        """Return the measurement of a run alone, or why it failed."""
+        measurement = self._run(trial, label, runner)
         return _failure(trial, measurement, self.author_caveats) or measurement
+
+    def _run(self, trial: Trial, label: str, runner: WorkloadRunner) -> Measurement:
+        self.events.trying(label, self.time_budget.remaining_s)
+        return runner.measure(trial, self._next_number(), self._limit_s())
+
+    def _next_number(self) -> int:
+        self._run_count += 1
+        return FIRST_REPEAT + self._run_count
+
+    def _limit_s(self) -> float:
+        # Compilation and searches are over before the steps that count.
+        spare_s = min(LONGEST_LIMIT_S, self.time_budget.remaining_s - self.reserved_s())
+        return max(LEAST_LIMIT_S, LIMIT_FACTOR * self.typical_s, spare_s)
+
+    def arm(self, trial: Trial) -> Arm:
+        return Arm(trial, self.runner_of(trial), trial)
 
     def runner_of(self, trial: Trial) -> WorkloadRunner:
         is_converted = trial.plan.strategy == CONVERTED_STRATEGY
@@ -131,53 +203,22 @@ class FreshRuns:
         return max(MIN_GAIN, math.exp(noise.deviation))
 
     @property
+    def pair_count(self) -> int:
+        return sum(map(len, self._pair_seconds.values()))
+
+    @property
     def typical_s(self) -> float:
-        """Seconds of a run."""
-        return median(self._seconds) if self._seconds else 0.0
+        """Seconds of a pair."""
+        seconds = [one for found in self._pair_seconds.values() for one in found]
+        return median(seconds) if seconds else 0.0
 
     def seconds_of(self, key: object) -> float:
-        """Return the seconds of the last run of a trial, or of another key of run_once."""
-        return self._last_seconds.get(key, self.typical_s)
+        """Return the seconds of the last pair in which a trial, or another key, was new."""
+        return self._pair_seconds.get(key, [self.typical_s])[-1]
 
     def objection(self, key: object, remedies: Collection[Remedy]) -> str | None:
         """Return how the last run trains another way than ``remedies`` allow, or None."""
-        losses = self._losses.get(key)
-        if not losses:
-            return None
-        return LossReference(tuple(self._losses.get(self.base, ()))).objection(
-            losses[-1],
-            largest_change(remedies),
-            has_other_draws=self._has_other_draws(key, remedies),
-        )
-
-    def _has_other_draws(self, key: object, remedies: Collection[Remedy]) -> bool:
-        """Return whether a run has the samples of the original, but other random numbers.
-
-        A data set that augments its samples draws them in the loader's workers. A model draws them
-        for dropout: compiled, or in another memory layout, it draws others.
-        """
-        samples = self._samples.get(key)
-        if samples is None or samples != self._samples.get(self.base):
-            return False
-        computes_otherwise = largest_change(remedies) == "rounding"
-        in_model = self.draws_random_numbers and computes_otherwise
-        return in_model or any(one.has_other_draws for one in remedies)
-
-    def loss_summary(self, final: Trial, kept: Sequence[Remedy]) -> str:
-        """Return how the losses of the original were compared with those of ``final``."""
-        if not self._losses.get(self.original):
-            return "losses were not compared: the script calls no backward on a loss"
-        reference = LossReference(tuple(self._losses[self.original]))
-        if not reference.is_repeatable:
-            return "losses of two runs of the original differ: only their means were compared"
-        losses = self._losses.get(final, [()])[-1]
-        differs = reference.objection(losses, largest_change(kept)) is not None
-        if differs and self._has_other_draws(final, kept):
-            return (
-                "other random numbers are drawn, as for dropout or augmentation: samples and mean "
-                "losses compared"
-            )
-        return f"first {len(reference.runs[0])} losses compared"
+        return self.losses.objection(self.base, key, remedies)
 
 
 def _failure(trial: Trial, measurement: Measurement, known: Collection[str]) -> str | None:

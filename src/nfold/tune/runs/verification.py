@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from nfold.core.stats import Interval
-from nfold.explain.design import Trial
 from nfold.explain.trials import WorkloadRunner
 from nfold.launch.launch_spec import StopRequest
 from nfold.tune.remedies import Remedy, apply_all
 from nfold.tune.result import EditedCopy, Verification
-from nfold.tune.runs.fresh_runs import FreshRuns
-from nfold.tune.runs.run_series import NoisePool, RunSeries, is_precise, t_quantile
+from nfold.tune.runs.fresh_runs import Arm, FreshRuns
+from nfold.tune.runs.pair_series import NoisePool, PairSeries, is_precise, t_quantile
 
 LEAST_PAIRS, USUAL_PAIRS, MAX_PAIRS = 2, 3, 6
 EXPECTED_PART = 0.5  # of a gain that the search found: fresh runs often show less
@@ -24,7 +24,7 @@ def pairs_to_confirm(gain: Interval | None, noise: NoisePool) -> int:
     """Return how many pairs of runs confirm a gain in this noise, at most as many as are run."""
     if gain is None or gain.value <= 1:
         return LEAST_PAIRS
-    of_one_pair = t_quantile(noise.degrees_of_freedom) * math.sqrt(2) * noise.deviation
+    of_one_pair = t_quantile(noise.degrees_of_freedom) * noise.deviation
     needed = (of_one_pair / (EXPECTED_PART * math.log(gain.value))) ** 2
     return max(LEAST_PAIRS, min(MAX_PAIRS, math.ceil(needed)))
 
@@ -42,25 +42,25 @@ class FinalComparison:
     stop: StopRequest
     copy: EditedCopy | None = None
     copy_runner: WorkloadRunner | None = None
-    _series: RunSeries = field(default_factory=RunSeries)
+    _series: PairSeries = field(default_factory=PairSeries)
     _failures: dict[str, str] = field(default_factory=dict)
 
     def verify(self) -> Verification:
         """Run pairs until the gain is precise or the time ends, and two at least."""
         runs, original = self.runs, self.runs.original
-        final = apply_all(self.kept, original)
-        arms = {ORIGINAL: (original, runs.runner), FINAL: (final, runs.runner_of(final))}
+        final = runs.arm(apply_all(self.kept, original))
+        arms = {FINAL: final}
         if self.copy is not None and self.copy_runner is not None:
-            arms[COPY] = (apply_all(self.copy.at_run_time, runs.base), self.copy_runner)
+            # With all of its remedies in its source, an edited copy runs the trial of the original.
+            trial = apply_all(self.copy.at_run_time, runs.base)
+            arms[COPY] = Arm(trial, self.copy_runner, COPY)
         for number in range(MAX_PAIRS):
             is_copy = number % 2 == 1 and COPY in arms and COPY not in self._failures
-            pair = (COPY if is_copy else FINAL, ORIGINAL)
-            needed_s = sum(runs.seconds_of(_key(name, arms[name][0])) for name in pair)
-            if self.stop or self._is_enough(number, needed_s):
+            name = COPY if is_copy else FINAL
+            if self.stop or self._is_enough(number, runs.seconds_of(arms[name].key)):
                 break
-            for name in pair[:: -1 if number % 2 else 1]:
-                self._run(name, *arms[name])
-        objection = self._failures.get(FINAL) or runs.objection(final, self.kept)
+            self._run(name, arms[name])
+        objection = self._failures.get(FINAL) or runs.objection(final.key, self.kept)
         if objection is None and any(one.is_in_source_only for one in self.kept):
             not_run = None if self._series.count(COPY) else "it did not run"
             found = self._objection_to_copy() or not_run
@@ -87,27 +87,31 @@ class FinalComparison:
         is_late = needed_s > self.runs.time_budget.remaining_s
         return is_late and pairs.count(FINAL) >= LEAST_PAIRS
 
-    def _run(self, name: str, trial: Trial, runner: WorkloadRunner) -> None:
-        found = self.runs.run_once(trial, f"verifying: {name}", runner, _key(name, trial))
-        if found is None:
-            self._failures[name] = self.runs.failures[trial]
-        else:
-            self._series.add(name, found)
+    def _run(self, name: str, arm: Arm) -> None:
+        runs, alternated = self.runs, self.runs.alternates
+        pair = runs.run_pair(runs.arm(runs.original), arm, f"verifying: {name}")
+        if runs.alternates != alternated:
+            self._series = PairSeries()
+        if pair is not None:
+            pair = dataclasses.replace(pair, old=ORIGINAL, new=name)
+            self._series.pairs.append(pair)
+        elif arm.key in runs.failures:
+            self._failures[name] = runs.failures[arm.key]
 
     @property
-    def _pairs_that_count(self) -> RunSeries:
-        """The runs of the original, of the settings, and of the copy if nothing is wrong with it."""
+    def _pairs_that_count(self) -> PairSeries:
+        """The pairs with the settings, and with the copy if nothing is wrong with it."""
         is_good = self._objection_to_copy() is None
-        return self._runs_of(FINAL, COPY) if is_good else self._runs_of(FINAL)
+        return self._pairs_of(FINAL, COPY) if is_good else self._pairs_of(FINAL)
 
-    def _runs_of(self, *names: str) -> RunSeries:
-        """Return the runs of the original, and those of ``names`` under the one name FINAL."""
-        found = [(what, time) for what, time in self._series.runs if what in (ORIGINAL, *names)]
-        return RunSeries([(ORIGINAL if what == ORIGINAL else FINAL, time) for what, time in found])
+    def _pairs_of(self, *names: str) -> PairSeries:
+        """Return the pairs with ``names``, all under the one name FINAL."""
+        found = [one for one in self._series.pairs if one.new in names]
+        return PairSeries([dataclasses.replace(one, new=FINAL) for one in found])
 
-    def _gain(self, series: RunSeries) -> Interval | None:
-        noise = self.runs.series.noise().merge(series.noise())
-        return series.gain(ORIGINAL, FINAL, noise)
+    def _gain(self, pairs: PairSeries) -> Interval | None:
+        noise = self.runs.series.noise().merge(pairs.noise())
+        return pairs.gain(ORIGINAL, FINAL, noise)
 
     def _objection_to_copy(self) -> str | None:
         """Return how the edited copy failed or differs from the final settings, or None."""
@@ -115,13 +119,8 @@ class FinalComparison:
             return self._failures[COPY]
         if not self._series.count(COPY):
             return None
-        objection, gain = self.runs.objection(COPY, self.kept), self._gain(self._runs_of(COPY))
+        objection, gain = self.runs.objection(COPY, self.kept), self._gain(self._pairs_of(COPY))
         if objection is None and (gain is None or gain.low is None or gain.low <= 1):
             found = f"{gain.value:.2f} ×" if gain is not None else "not measured"
             objection = f"it is not certainly faster than the original ({found})"
         return objection
-
-
-def _key(name: str, trial: Trial) -> object:
-    # With all of its remedies in its source, an edited copy runs the trial of the original.
-    return COPY if name == COPY else trial
