@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -39,6 +40,8 @@ Fate = Callable[[bool, bool], Status | Exception]
 class Machine(Memory, TuneEvents):
     """Runs a script of 10 ms per step, 5 of which a remedy saves; notes what runs in what way."""
 
+    drift = 1.0
+
     def __init__(self, fate: Fate) -> None:
         super().__init__()
         self.order: list[tuple[str, bool]] = []
@@ -70,7 +73,21 @@ class Machine(Memory, TuneEvents):
         if alternates:
             more["interleaved_variants"] = (variant or Variant(),) * SLICES
         found: Measurement = self._usual(workload, plan, variant, **more)
-        return found
+        return self._drifting(found, has_remedy) if alternates and self.drift != 1 else found
+
+    def _drifting(self, found: Measurement, is_second: bool) -> Measurement:
+        """Every slice of two runs is slower by a factor than the one before it."""
+        ranks = []
+        for rank in found.ranks:
+            factors = [self.drift ** (2 * number + is_second) for number in rank.slots]
+            windows = tuple(
+                dataclasses.replace(window, seconds=window.seconds * factor)
+                for window, factor in zip(rank.windows, factors, strict=True)
+            )
+            times = zip(rank.windows_with_step_times(), factors, strict=True)
+            step_ms = tuple(ms * factor for (_, own), factor in times for ms in own)
+            ranks.append(dataclasses.replace(rank, windows=windows, step_ms=step_ms))
+        return dataclasses.replace(found, ranks=tuple(ranks))
 
 
 def always_ok(alternates: bool, has_remedy: bool) -> Status:
@@ -90,6 +107,15 @@ def test_the_runs_of_a_pair_alternate() -> None:
     assert gain.value == pytest.approx(2, rel=0.01)
     assert machine.append_threads == {threading.current_thread()}  # a store belongs to one
     assert len(machine.kept) == 4
+
+
+def test_a_drift_of_the_machine_is_no_gain() -> None:
+    """Over the twelve slices of both runs it is 1.7 x; what is left is an eleventh of one slice."""
+    machine = Machine(always_ok)
+    machine.drift = 1.05
+    machine.runs.measure(ORIGINAL, REMEDY, "a remedy")
+    (pair,) = machine.runs.series.pairs
+    assert abs(pair.log_gain - math.log(2)) < math.log(machine.drift) / 5
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,11 @@ def run_alternating(first: StartRun, second: StartRun) -> tuple[Measurement, Mea
         raise CannotAlternateError(str(error)) from error
 
 
-def check_room(old: Measurement, new: Measurement, *, are_equal: bool) -> None:
+def check_alternation(old: Measurement, new: Measurement, *, are_equal: bool) -> None:
     """Raise CannotAlternateError if two runs that alternated may have failed only because of that.
 
     That is the case if there was too little memory, or if ``old`` failed, which is known to run
-    alone. If they ``are_equal``, none is to blame, whatever happened.
+    alone. If they ``are_equal``, every failure may be.
     """
     failed = [one for one in (old, new) if one.status != "ok"]
     if any(one.status in NO_MEMORY for one in failed) or failed == [old] or (failed and are_equal):
@@ -100,7 +100,7 @@ def _let_next_train(runs: Sequence[_Run]) -> None:
 
 
 def log_ratio(first: MeasuredTrial, second: MeasuredTrial) -> float:
-    """Return the logarithm of the time per step of ``second`` over that of ``first``.
+    """Return the logarithm of the time per step of ``second`` over that of ``first``, which began.
 
     It is the mean over all neighbouring slices, so that a steady drift cancels. Raises
     CannotAlternateError if one has no steps in a slice: the script has ended before.

@@ -18,7 +18,7 @@ from nfold.tune.remedies import CONVERTED_STRATEGY, Remedy
 from nfold.tune.result import Tried
 from nfold.tune.runs.alternating_runs import (
     CannotAlternateError,
-    check_room,
+    check_alternation,
     log_ratio,
     run_alternating,
 )
@@ -127,13 +127,13 @@ class FreshRuns:
         )
         for arm, one in zip(arms, found, strict=True):
             arm.runner.store.append(one)
-        check_room(*found, are_equal=old == new)
+        check_alternation(*found, are_equal=old == new)
         times = [self._noted(arm, one) for arm, one in zip(arms, found, strict=True)]
         if times[0] is None or times[1] is None:
             return None
-        log_steps = log_ratio((new.trial, found[1]), (old.trial, found[0]))
+        log_steps = log_ratio((old.trial, found[0]), (new.trial, found[1]))
         log_batches = math.log((new.trial.plan.batch or 1) / (old.trial.plan.batch or 1))
-        return Pair(old.key, new.key, times[0], times[1], log_steps + log_batches)
+        return Pair(old.key, new.key, times[0], times[1], log_batches - log_steps)
 
     def _successive_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
         """Run one after the other: every other pair in the reverse order, so that drift cancels."""
