@@ -59,6 +59,7 @@ def test_one_run_trains_while_the_other_waits(plan: Plan, tmp_path: Path) -> Non
     assert math.isfinite(log_ratio(*((Trial(plan=plan), one) for one in pair)))
 
 
+@pytest.mark.slow(parts=8)
 def test_a_run_goes_on_without_the_other(plan: Plan, tmp_path: Path) -> None:
     fails = tmp_path / "fails.py"
     fails.write_text("raise ValueError('at once')\n")

@@ -70,8 +70,6 @@ def test_an_edited_copy_runs_in_place_of_the_script_and_trains_the_same(tmp_path
     assert reference.objection(first_losses(changed), "same") is None
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.slow(parts=16)
 @pytest.mark.timeout(600)
 def test_what_tune_keeps_can_be_applied_and_taken_back(tmp_path: Path) -> None:
