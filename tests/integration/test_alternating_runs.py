@@ -72,3 +72,17 @@ def test_a_run_goes_on_without_the_other(plan: Plan, tmp_path: Path) -> None:
     assert {len(rank.step_ms) for rank in alone.ranks} == {STEPS}
     with pytest.raises(CannotAlternateError, match=f"0 of {SLICES} slices"):
         log_ratio((Trial(plan=plan), failed), (Trial(plan=plan), alone))
+
+
+def test_workers_of_a_run_that_waits_load_nothing(plan: Plan, tmp_path: Path) -> None:
+    """A long queue, filled while the run waits, would make every step of a slice a fast one."""
+    one_device = plan.edit(devices=1, strategy="single", steps=60, workers=1)
+    script = str(Path(SCRIPT).with_name("prefetched.py"))
+    pair = run_alternating(
+        lambda on_start: _run(one_device, tmp_path, 1, on_start, script, "2"),
+        lambda on_start: _run(one_device, tmp_path, 2, on_start, script, "64"),
+    )
+    for one in pair:
+        assert one.status == "ok", one.cause
+    ratio = log_ratio(*((Trial(plan=one_device), one) for one in pair))
+    assert abs(ratio) < math.log(1.5)  # 5 without it

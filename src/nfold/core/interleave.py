@@ -39,9 +39,9 @@ class Slot:
 def alternating_slots(plan: Plan) -> tuple[Slot, ...]:
     """Return the slots after the warm-up of a run that alternates with another one.
 
-    The run waits before each of the slots whose steps are discarded. Meanwhile loader workers fill
-    their queues, which these slots use up, if they are not longer than the warm-up. The last of
-    them is its end.
+    The run waits before each of the slots whose steps are discarded, and its loader workers are
+    stopped. These slots are as long as use up what was prefetched, but not longer than the warm-up.
+    The last of them is its end.
     """
     prefetched = prefetched_batches(plan.workers or 0)
     steps, settle = _slot_steps(plan, SLICES), min(_refill_steps(plan), SETTLE_STEPS + prefetched)

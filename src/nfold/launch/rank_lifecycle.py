@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
@@ -168,6 +169,24 @@ def kill_children() -> None:
     until = time.monotonic() + CHILD_EXIT_TIMEOUT_S
     for child in children:
         child.join(max(0.0, until - time.monotonic()))
+
+
+@contextmanager
+def stopped_children() -> Iterator[None]:
+    """Stop every process that this process has started by multiprocessing, and then continue them."""
+    children = multiprocessing.active_children()
+    _signal_all(children, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal_all(children, signal.SIGCONT)
+
+
+def _signal_all(children: Sequence[BaseProcess], signum: signal.Signals) -> None:
+    for child in children:
+        assert child.pid is not None  # it has started
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signum)
 
 
 def exit_after_handlers(code: int = 0) -> NoReturn:

@@ -33,6 +33,7 @@ from nfold.launch.rank_lifecycle import (
     kill_children,
     redirect_output,
     stacks_on_signal,
+    stopped_children,
 )
 from nfold.launch.rank_terminal import open_terminal, provide_terminal_size
 from nfold.sandbox import clean_up, enter_view, guard_view
@@ -174,9 +175,10 @@ class FolderObserver(Observer):
         slices = self._folder.slices
         if self._is_first:
             slices.write_done(number)
-        while slices.read_allowed() <= number:
-            self.beat(Phase.STEPPING, self.step)
-            time.sleep(SLICE_POLL_S)
+        with stopped_children():  # else loader workers would load batches meanwhile
+            while slices.read_allowed() <= number:
+                self.beat(Phase.STEPPING, self.step)
+                time.sleep(SLICE_POLL_S)
 
     def wait_for_idle_children(self) -> None:
         wait_for_idle_children(meanwhile=lambda: self.beat(Phase.STEPPING, self.step))

@@ -43,6 +43,21 @@ kill_children()
 print(sum(os.path.exists(f"/proc/{pid}") for pid in pids), "of", len(pids), flush=True)
 exit_without_cleanup(0)
 """
+STOPPED = """
+import psutil
+from torch.utils.data import DataLoader
+from nfold.launch.rank_lifecycle import exit_without_cleanup, kill_children, stopped_children
+
+batches = iter(DataLoader(range(64), num_workers=2))
+next(batches)
+workers = [psutil.Process(one.pid) for one in batches._workers]
+with stopped_children():
+    while any(one.status() != psutil.STATUS_STOPPED for one in workers):
+        pass
+print(len([*batches]), flush=True)
+kill_children()
+exit_without_cleanup(0)
+"""
 PLAIN = """
 import atexit
 from nfold.launch.rank_lifecycle import exit_after_handlers
@@ -56,6 +71,10 @@ def _printed(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_workers_of_a_loader_are_stopped_for_a_while() -> None:
+    assert _printed(STOPPED) == "63"
 
 
 def test_workers_of_a_loader_are_gone_before_exit_handlers() -> None:
