@@ -59,9 +59,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as results:
 
         def once(number: int, on_start: StartCallback | None = None) -> Measurement:
-            options = RunOptions(results=Path(results), alternates=on_start is not None)
+            options = RunOptions(results=Path(results))
             if on_start is not None:
-                options = dataclasses.replace(options, on_start=on_start)
+                options = dataclasses.replace(options, alternates=True, on_start=on_start)
             return run(workload, plan, machine=machine, repeat=number, options=options)
 
         for number in range(0, 4 * asked.pairs, 4):

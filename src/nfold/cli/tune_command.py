@@ -114,7 +114,6 @@ def run_tune(request: TuneOptions) -> int:
                 copies=folder / COPIES,
             ),
             allowed=allowed,
-            alternates=bool(subject.workload.script),
         )
         try:
             result = search.run()

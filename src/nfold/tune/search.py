@@ -76,10 +76,7 @@ class TrialComparison:
 
 @dataclass
 class Search:
-    """One tuning while it runs. ``allowed``: permissions of remedies that change the training.
-
-    ``alternates``: whether two runs of the target can alternate.
-    """
+    """One tuning while it runs. ``allowed``: permissions of remedies that change the training."""
 
     runner: WorkloadRunner
     explain: ExplainStep
@@ -90,7 +87,6 @@ class Search:
     edit_script: EditScript
     convert_script: ConvertScript
     allowed: frozenset[str] = frozenset()
-    alternates: bool = False
     tried: list[Tried] = field(default_factory=list)
     kept: list[Remedy] = field(default_factory=list)
     _runs: FreshRuns = field(init=False)
@@ -116,7 +112,7 @@ class Search:
             reserved_s=lambda: self._verifying_s,
             author_caveats=frozenset(caveat.kind for caveat in design.probe_caveats),
             losses=LossRecord(draws_random_numbers=design.facts.draws_random_numbers),
-            alternates=self.alternates,
+            alternates=bool(self.runner.workload.script),
         )
         if (failure := runs.measure(runs.original, runs.original, NOISE_LABEL)) is not None:
             raise RunFailure(f"the original cannot be run: {failure}")

@@ -559,9 +559,10 @@ def test_what_keeps_a_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "nfold.toml").exists()
     assert script.read_text() == "run = nfold.Run()\na = 1\n"
     lines = [text for text, _ in result_lines(result, files, 120)]
-    assert lines[0].startswith("digits on 2 devices: ")
-    assert result.verification.gain is not None
-    assert result.verification.gain.value == pytest.approx(2, rel=0.03)
+    gain = result.verification.gain
+    assert gain is not None
+    assert gain.value == pytest.approx(2, rel=0.03)
+    assert lines[0].startswith(f"digits on 2 devices: {gain.value:.2f} × ")
     assert any(line.startswith("  nfold.Run on 2 devices ") for line in lines)
     assert "run: nfold run --devices 2 train.py --epochs 3" in lines
 

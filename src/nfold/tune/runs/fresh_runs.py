@@ -91,7 +91,10 @@ class FreshRuns:
         if pair is not None:
             self.series.pairs.append(pair)
             return None
-        return self.failures.get(arms[1].key) or f"beside it failed: {self.failures[arms[0].key]}"
+        return (
+            self.failures.get(arms[1].key)
+            or f"the run beside it failed: {self.failures[arms[0].key]}"
+        )
 
     def run_pair(self, old: Arm, new: Arm, label: str) -> Pair | None:
         """Run both once; None if one failed.
