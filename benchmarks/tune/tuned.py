@@ -4,10 +4,9 @@
     python benchmarks/tune/tuned.py --only plain_images,nanogpt --budget 4m --out tuned.jsonl
     python benchmarks/tune/tuned.py --read tuned.jsonl
 
-Each script is tuned; then the result and the expert's script run in turns, in fresh processes.
-Rates are samples per second of all devices; that of the original is from the verification. A call
-ends within ``--limit-s``, a later call with the same ``--out`` runs what is missing. ``--public``
-is a folder with checkouts of pytorch/examples and karpathy/nanoGPT.
+Each script is tuned; then the original, the result and the expert's script run in turns, each alone
+in fresh processes. A call ends within ``--limit-s``, a later call with the same ``--out`` runs what
+is missing. ``--public`` is a folder with checkouts of pytorch/examples and karpathy/nanoGPT.
 """
 
 from __future__ import annotations
@@ -60,10 +59,11 @@ LIMIT_S = 120.0
 class TunedScript:
     """A script after ``nfold tune``, and rates of the original, the result and the expert.
 
-    Rates are samples per second, those of the result and the expert turn by turn. They are empty
-    if a script failed, with the ``reason``. ``gain`` is the factor of the throughput (value, low,
-    high), ``predicted`` the product of the factors that the explanation expected of what was kept,
-    None with a conversion, of which it expects none.
+    Rates are samples per second of all devices. ``original`` is from the verification; ``unchanged``
+    (the original again), ``tuned`` and ``expert`` are turn by turn, each alone. They are empty if a
+    script failed, with the ``reason``, ``unchanged`` also if nothing was kept. ``gain`` is the
+    factor of the throughput (value, low, high), ``predicted`` the product of the factors that the
+    explanation expected of what was kept, None with a conversion, of which it expects none.
     ``tried`` says of every remedy whether it was kept, its gain, and why not.
     """
 
@@ -78,15 +78,17 @@ class TunedScript:
     kept: tuple[str, ...]
     tried: tuple[str, ...] = ()
     original: float | None = None
+    unchanged: tuple[float, ...] = ()
     tuned: tuple[float, ...] = ()
     expert: tuple[float, ...] = ()
     reason: str = ""
 
     @property
     def cells(self) -> tuple[str, ...]:
-        of_expert = "–"
-        if self.tuned and self.expert:
-            of_expert = shown(ratio(self.tuned, self.expert))
+        alone, of_expert = (
+            shown(ratio(self.tuned, others)) if self.tuned and others else "–"
+            for others in (self.unchanged, self.expert)
+        )
         return (
             self.script,
             self.devices,
@@ -94,6 +96,7 @@ class TunedScript:
             "–" if self.original is None else f"{self.original:.0f}",
             f"{median(self.tuned):.0f}" if self.tuned else "–",
             "–" if self.gain is None else shown(Interval(*self.gain)),
+            alone,
             "–" if self.predicted is None else f"{self.predicted:.2f}",
             of_expert,
             ", ".join(self.kept) or "nothing",
@@ -102,7 +105,7 @@ class TunedScript:
 
 
 HEADS = (
-    *("script", "devices", "s", "samples/s before", "after", "gain", "predicted"),
+    *("script", "devices", "s", "samples/s before", "after", "gain", "alone", "predicted"),
     *("of the expert", "kept", ""),
 )
 
@@ -210,7 +213,7 @@ class Arm:
 
 
 def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path) -> dict[str, Arm]:
-    """Return the result of ``nfold tune`` and the expert's script."""
+    """Return the original if it was changed, the result of ``nfold tune``, the expert's script."""
     plan = original_plan(results)
     count = int(devices.rpartition(":")[2])
     free = free_plan(plan, count)
@@ -228,7 +231,10 @@ def arms(subject: Subject, devices: str, told: Any, results: Path, folder: Path)
         for name, value in remedies.items():
             change = {name: value}
             trial = trial.under(**change) if name in REGISTRY else trial.edit(**change)
-    found = {"tuned": Arm(script, subject.arguments_on(devices), trial)}
+    given = subject.arguments_on(devices)
+    found = {"tuned": Arm(script, given, trial)}
+    if remedies:
+        found = {"unchanged": Arm(subject.script, given, Trial(plan=plan, variant=usual)), **found}
     script = subject.expert.write(subject.script, folder / "expert")
     own = subject.arguments_on(devices, subject.expert.arguments)
     found["expert"] = Arm(script, own, Trial(plan=free, variant=usual))

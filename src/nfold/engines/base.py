@@ -83,7 +83,10 @@ class Observer:
         """Wait, with a limit, until every other rank has made ``step`` steps or has ended."""
 
     def wait_for_slice(self, number: int) -> None:
-        """Wait, after ``number`` slices, until the run with which this one alternates has made its own."""
+        """Wait until this run may make slice ``number``; it alternates with another run.
+
+        Slice 0 is the warm-up.
+        """
 
     def wait_for_idle_children(self) -> None:
         """Wait, with a limit, until the child processes of this process use no CPU.

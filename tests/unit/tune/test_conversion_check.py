@@ -44,7 +44,7 @@ def scaled_losses(factor: float) -> tuple[tuple[int, float], ...]:
 
 def test_equal_samples_and_losses() -> None:
     assert samples_per_step(run(2)) == 64
-    assert sample_hash(run(2)) == sample_hash(run(1)) == (64, 10)
+    assert sample_hash(run(2)) == sample_hash(run(1)) == 10
     found = check(run(2))
     assert found.objection() is None
     assert found.summary == "first 20 losses differ by 0 of the largest on 1 device and by 0 on 2"

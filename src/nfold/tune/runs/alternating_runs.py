@@ -23,6 +23,7 @@ from nfold.launch.launch_spec import StartCallback
 from nfold.launch.process_tree import adopt_orphans
 
 POLL_S = 0.002
+ALL_SLICES = 1 + SLICES  # with the warm-up
 NO_MEMORY = ("oom", "killed")
 
 
@@ -38,7 +39,9 @@ MeasuredTrial = tuple[Trial, Measurement]
 def run_alternating(first: StartRun, second: StartRun) -> tuple[Measurement, Measurement]:
     """Return the measurements of two runs, of which one trains while the other one waits.
 
-    After their warm-ups, ``first`` begins. A run continues without waiting when the other one has ended.
+    Both start and make their first step at once. ``first`` then begins, with its warm-up. A run
+    continues without waiting when the other one has ended.
+
     Raises what one of the runs raises, and CannotAlternateError if both need the same file.
     """
     with adopt_orphans(), ThreadPoolExecutor(2) as threads:
@@ -73,7 +76,7 @@ class _Run:
 
     @property
     def slices(self) -> int | None:
-        """After how many slices it waits or has waited last, None before its warm-up ended."""
+        """After how many slices it waits or has waited last, None before its first step."""
         return self._folder.slices.read_done() if self._folder is not None else None
 
     def allow(self, count: int) -> None:
@@ -86,16 +89,16 @@ class _Run:
 
 
 def _let_next_train(runs: Sequence[_Run]) -> None:
-    """Allow the slice that is due; ``SLICES`` + 1 lets a run end."""
+    """Allow the slice that is due; one more than all lets a run end."""
     for one, other in (runs, runs[::-1]):
         if other.measurement.done():
-            one.allow(SLICES + 1)
+            one.allow(ALL_SLICES + 1)
     first, second = (one.slices for one in runs)
     if first is None or second is None:
         return
     if second == first:
         runs[0].allow(first + 1)
-    if first == second + 1 or first == SLICES:
+    if first == second + 1 or first == ALL_SLICES:
         runs[1].allow(second + 1)
 
 

@@ -16,7 +16,7 @@ class LossRecord:
 
     draws_random_numbers: bool = False
     _losses: dict[object, list[Losses]] = field(default_factory=dict)
-    _samples: dict[object, tuple[int, int] | None] = field(default_factory=dict)
+    _samples: dict[object, int | None] = field(default_factory=dict)
 
     def note(self, key: object, found: Measurement) -> None:
         """Keep the losses and samples of a run."""

@@ -28,16 +28,16 @@ def first_losses(measurement: Measurement) -> Losses:
     return tuple(fmean(losses[step] for losses in by_rank) for step in steps)
 
 
-def sample_hash(found: Measurement) -> tuple[int, int] | None:
-    """Return count and hash of the samples of the warm-up over all ranks, None if unknown.
+def sample_hash(found: Measurement) -> int | None:
+    """Return the hash of the samples of the warm-up over all ranks, None if unknown.
 
-    Neither depends on how the samples are divided over ranks.
+    It does not depend on how the samples are divided over ranks. The counts beside the hashes are of
+    whole passes, which have more steps with more workers: see ``alternating_slots``.
     """
-    entries = [entry for rank in found.ranks for entry in rank.sample_hashes]
     if not all(rank.sample_hashes for rank in found.ranks):
         return None
-    total = sum(int(digest, 16) for _, digest in entries) % HASH_SIZE
-    return sum(count for count, _ in entries), total
+    entries = [entry for rank in found.ranks for entry in rank.sample_hashes]
+    return sum(int(digest, 16) for _, digest in entries) % HASH_SIZE
 
 
 @dataclass(frozen=True)
