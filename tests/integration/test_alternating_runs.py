@@ -14,6 +14,7 @@ from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.core.workload import Workload
 from nfold.explain.design import Trial
+from nfold.instrument.hooks.model_hooks import FIRST_STEPS
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import RunOptions, StartCallback
 from nfold.launch.workload_run import run
@@ -65,9 +66,11 @@ def test_one_run_trains_while_the_other_waits(plan: Plan, tmp_path: Path) -> Non
 def test_a_run_waits_before_its_warm_up(plan: Plan, tmp_path: Path) -> None:
     folders: list[Path] = []
     steps: list[int] = []
+    deadline = time.monotonic() + 60  # s
 
     def watch(_: StartCallback) -> Measurement:
         while not folders or HandoffFolder(folders[0]).slices.read_done() is None:
+            assert time.monotonic() < deadline
             time.sleep(0.001)
         beats = HandoffFolder(folders[0]).reports.read_heartbeats()
         steps.extend(beat.step for beat in beats.values())
@@ -82,7 +85,7 @@ def test_a_run_waits_before_its_warm_up(plan: Plan, tmp_path: Path) -> None:
 
     with pytest.raises(InterruptedError):
         run_alternating(waiting, watch)
-    assert steps == [1, 1]
+    assert steps == [FIRST_STEPS, FIRST_STEPS]
 
 
 @pytest.mark.slow(parts=8)

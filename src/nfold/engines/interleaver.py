@@ -45,8 +45,7 @@ class ConstantVariant(ActiveVariant):
 class Interleaver:
     """Goes through the slots of a run: updates ``active_variant`` and calls ``switch``.
 
-    In a run that alternates with another one, it waits for that one after the first step and between
-    slices.
+    In a run that alternates with another one, it waits for that one between slices.
     """
 
     task: Task
@@ -62,14 +61,6 @@ class Interleaver:
     def is_finished(self) -> bool:
         return not self._slots
 
-    def on_first_step(self) -> None:
-        """Wait before the rest of the warm-up, which two runs at once would slow and disturb.
-
-        Both may compile their first step at the same time.
-        """
-        if self.task.alternates:
-            self._wait_for_slice(0, steps_done=1)
-
     def begin_slot(self, steps_done: int) -> int:
         """Begin the next slot after ``steps_done`` steps of the run; return its number of steps.
 
@@ -80,7 +71,7 @@ class Interleaver:
         if self.task.alternates:
             if slot.variant_index is None:
                 left = sum(one.variant_index is not None for one in self._slots)
-                self._wait_for_slice(1 + SLICES - left, steps_done)
+                self.wait_for_slice(1 + SLICES - left, steps_done)
             return slot.steps
         measured = slot if slot.variant_index is not None else self._slots[0]
         before, now = self.active_variant.current, variants[measured.variant_index or 0]
@@ -91,7 +82,8 @@ class Interleaver:
             self.switch(now)
         return slot.steps
 
-    def _wait_for_slice(self, number: int, steps_done: int) -> None:
+    def wait_for_slice(self, number: int, steps_done: int) -> None:
+        """Wait until all ranks have made ``steps_done`` steps and may make slice ``number``."""
         self.observer.wait_for_other_ranks(steps_done)
         self.observer.wait_for_slice(number)
 

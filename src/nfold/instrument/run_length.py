@@ -16,6 +16,7 @@ from nfold.engines.base import Task
 from nfold.engines.recorder import RunLength
 from nfold.engines.torch.devices import Devices
 from nfold.instrument import torch_private
+from nfold.instrument.hooks.model_hooks import FIRST_STEPS
 from nfold.instrument.optimizer_steps import UNTYPED_DIST
 from nfold.instrument.profilers import ProfilerTrace
 from nfold.instrument.script_profiler import has_process_group
@@ -25,13 +26,19 @@ EPOCH_WINDOW_STEPS = 50  # per window in a run that is measured in epochs
 
 
 class ScriptInterleaver(interleaver.Interleaver):
-    """Switches the variant after the steps of the schedule; does nothing without interleaving."""
+    """Switches the variant after the steps of the schedule; does nothing without interleaving.
+
+    A run that alternates with another one also waits before the rest of its warm-up, which two at once
+    would slow and disturb. Both may compile their first steps at the same time.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._segment_end = planned_length(self.task).warmup
 
     def on_step(self, steps: int) -> None:
+        if self.task.alternates and steps == FIRST_STEPS:
+            self.wait_for_slice(0, steps)
         if not self.is_finished and steps == self._segment_end:
             self._segment_end += self.begin_slot(steps)
 

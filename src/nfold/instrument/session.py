@@ -258,7 +258,6 @@ class InstrumentedRun:
             self._stack_sampler.start()
             if self._profiler.may_compile:
                 self._observer.beat(Phase.FIRST_STEP, self.steps)
-            self._interleaver.on_first_step()
         shorter = self._probe.shortened_length(self.steps, self.devices)
         if shorter is not None:
             self._recorder.length = shorter

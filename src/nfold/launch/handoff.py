@@ -212,7 +212,7 @@ class SliceFiles:
         write_json(self._done, count)
 
     def read_done(self) -> int | None:
-        """Return after how many slices the ranks wait, or have waited last; None before the first step."""
+        """Return after how many slices the ranks wait, or have waited last; None before they wait."""
         return json.loads(self._done.read_text()) if self._done.exists() else None
 
     def allow(self, count: int) -> None:

@@ -39,7 +39,7 @@ MeasuredTrial = tuple[Trial, Measurement]
 def run_alternating(first: StartRun, second: StartRun) -> tuple[Measurement, Measurement]:
     """Return the measurements of two runs, of which one trains while the other one waits.
 
-    Both start and make their first step at once. ``first`` then begins, with its warm-up. A run
+    Both start and make their first steps at once. ``first`` then begins, with its warm-up. A run
     continues without waiting when the other one has ended.
 
     Raises what one of the runs raises, and CannotAlternateError if both need the same file.
@@ -76,7 +76,7 @@ class _Run:
 
     @property
     def slices(self) -> int | None:
-        """After how many slices it waits or has waited last, None before its first step."""
+        """After how many slices it waits or has waited last, None before it waits."""
         return self._folder.slices.read_done() if self._folder is not None else None
 
     def allow(self, count: int) -> None:
