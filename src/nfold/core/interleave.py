@@ -23,7 +23,8 @@ All other fields hold for a whole process. A framework may support fewer for bui
 """
 MAX_CYCLES = 4  # slots per variant, so that drift affects all variants alike
 MIN_STEPS_FOR_MAX_CYCLES = 8  # with fewer steps, which are long, half as many cycles
-SLICES = 6  # timed, of a run that alternates with another one; its warm-up is the slice before them
+SLICES = 6  # timed, of a run that alternates with another one
+ALL_SLICES = 1 + SLICES  # with the warm-up, which is slice 0
 SETTLE_STEPS = 3  # steps after a switch that belong to no window
 RECAPTURE_STEPS = 4  # further steps before a captured step with new communication is recorded
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nfold.core.interleave import SLICES, Slot, alternating_slots, schedule_slots
+from nfold.core.interleave import ALL_SLICES, Slot, alternating_slots, schedule_slots
 from nfold.core.variant import NO_INTERVENTIONS, Variant
 from nfold.engines.base import Observer, Task
 from nfold.engines.recorder import Recorder, RunLength, plan_length
@@ -71,7 +71,7 @@ class Interleaver:
         if self.task.alternates:
             if slot.variant_index is None:
                 left = sum(one.variant_index is not None for one in self._slots)
-                self.wait_for_slice(1 + SLICES - left, steps_done)
+                self.wait_for_slice(ALL_SLICES - left, steps_done)
             return slot.steps
         measured = slot if slot.variant_index is not None else self._slots[0]
         before, now = self.active_variant.current, variants[measured.variant_index or 0]

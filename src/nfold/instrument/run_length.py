@@ -35,9 +35,10 @@ class ScriptInterleaver(interleaver.Interleaver):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._segment_end = planned_length(self.task).warmup
+        self._compiling_end = min(FIRST_STEPS, self._segment_end)
 
     def on_step(self, steps: int) -> None:
-        if self.task.alternates and steps == FIRST_STEPS:
+        if self.task.alternates and steps == self._compiling_end:
             self.wait_for_slice(0, steps)
         if not self.is_finished and steps == self._segment_end:
             self._segment_end += self.begin_slot(steps)

@@ -12,7 +12,7 @@ from runs that took no part in choosing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nfold.core.errors import RunFailure
@@ -350,10 +350,7 @@ class Search:
     def _compare(self, trial: Trial, label: str, *tried: Remedy) -> TrialComparison:
         """Run ``trial``, which has ``tried``, and the best so far until their gain is decided."""
         runs, best, gain = self._runs, self._best, None
-        for number in range(MAX_TRIES):
-            if self.stop or not self._time_for(1):
-                break
-            failure = runs.measure(best, trial, label)
+        for number, failure in enumerate(self._run_pairs(trial, label, MAX_TRIES)):
             if failure is not None:
                 return TrialComparison(failure=failure)
             objection = runs.objection(trial, (*self.kept, *tried))
@@ -365,6 +362,13 @@ class Search:
             ):
                 break
         return TrialComparison(gain=gain)
+
+    def _run_pairs(self, trial: Trial, label: str, most: int) -> Iterator[str | None]:
+        """Run the best so far and ``trial`` while there is time; yield why a pair failed, or None."""
+        for _ in range(most):
+            if self.stop or not self._time_for(1):
+                return
+            yield self._runs.measure(self._best, trial, label)
 
     def _is_gain(self, gain: Interval | None) -> bool:
         return gain is not None and is_gain(gain, MIN_GAIN)
@@ -438,12 +442,8 @@ class Search:
             return None
         label = f"without {', '.join(one.label for one in group)}"
         gain = None
-        for _ in range(2):
-            if (
-                self.stop
-                or not self._time_for(1)
-                or runs.measure(final, without, label) is not None
-            ):
+        for failure in self._run_pairs(without, label, 2):
+            if failure is not None:
                 break
             gain = runs.gain(without, final)
             if self._is_decided(gain):

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from nfold.core.interleave import SLICES, alternating_slots
+from nfold.core.interleave import ALL_SLICES, SLICES, alternating_slots
 from nfold.core.measurement import Measurement
 from nfold.core.plan import Plan
 from nfold.launch.handoff import HandoffFolder
 from nfold.launch.launch_spec import StartCallback
-from nfold.tune.runs.alternating_runs import ALL_SLICES, run_alternating
+from nfold.tune.runs.alternating_runs import run_alternating
 
 TRAINED: list[tuple[str, int]] = []
 

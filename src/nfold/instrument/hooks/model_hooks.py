@@ -286,7 +286,7 @@ def is_wrapper(module: nn.Module) -> bool:
 
 
 MIN_STEPS_COMPILED = 4  # in which something is compiled, of the steps after the first ones
-FIRST_STEPS = 2  # may compile anyway; a warm-up is longer
+FIRST_STEPS = 2  # may compile anyway
 
 
 def compiled_graphs() -> int:

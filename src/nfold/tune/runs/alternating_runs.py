@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from nfold.core.errors import MachineUnfit
-from nfold.core.interleave import SLICES
+from nfold.core.interleave import ALL_SLICES, SLICES
 from nfold.core.measurement import Measurement
 from nfold.explain.design import Trial
 from nfold.launch.handoff import HandoffFolder
@@ -23,7 +23,6 @@ from nfold.launch.launch_spec import StartCallback
 from nfold.launch.process_tree import adopt_orphans
 
 POLL_S = 0.002
-ALL_SLICES = 1 + SLICES  # with the warm-up
 NO_MEMORY = ("oom", "killed")
 
 
